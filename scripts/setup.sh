@@ -7,11 +7,12 @@ export CARGO_TARGET_DIR=$PWD/target
 
 install_build_tools
 install_mount_tools
-# The tests of the mount need fio and getfattr, those of the loader fincore.
+# The tests of the mount need fio and getfattr, those of the loader fincore, those of saving strace.
 missing=()
 command -v fio >/dev/null || missing+=(fio)
 command -v getfattr >/dev/null || missing+=(attr)
 command -v fincore >/dev/null || missing+=(util-linux-extra)
+command -v strace >/dev/null || missing+=(strace)
 install_packages "${missing[@]}"
 
 requirements=tests/python/requirements.txt

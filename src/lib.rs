@@ -37,6 +37,7 @@ pub mod mount_info;
 mod private_folder;
 mod shell_word;
 pub mod source;
+mod temp_file;
 mod threads;
 pub mod verify;
 pub mod view;

@@ -1,12 +1,13 @@
-//! Threads and locks: a lock that survives a panic, and parallel work on scoped threads.
+//! Threads and locks: a lock that survives a panic, parallel work on scoped threads, and forks that wait for the start
+//! of a thread.
+//!
+//! glibc (2.36 was tested) starts a thread on the stack of an earlier one. It frees the thread-local memory found
+//! there, then clears the pointers to it. A child forked in between inherits the uncleared pointers and counts the
+//! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
 
-mod fork_lock;
-
-#[cfg(feature = "python")]
-pub use fork_lock::register_handlers as register_fork_handlers;
-
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Locks a mutex, even if a thread panicked while it held it. Every value under a lock of ours is complete at any
@@ -21,7 +22,7 @@ pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<T>> {
-    let _guard = fork_lock::hold_forks();
+    let _guard = hold_forks();
     Builder::new().name(name.to_owned()).spawn(work)
 }
 
@@ -30,7 +31,7 @@ pub fn try_spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Option<ScopedJoinHandle<'scope, T>> {
-    let _guard = fork_lock::hold_forks();
+    let _guard = hold_forks();
     Builder::new().spawn_scoped(scope, work).ok()
 }
 
@@ -66,4 +67,88 @@ pub fn parallel_map<T: Sync, R: Send>(
     });
     results.sort_by_key(|(n, _)| *n);
     results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Read-locked while a thread is started, write-locked during a fork.
+static FORK_LOCK: RwLock<()> = RwLock::new(());
+/// No `Once`: a child that is forked while another thread is in it would wait for that thread for ever.
+static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static FORKING: Cell<Option<RwLockWriteGuard<'static, ()>>> = const { Cell::new(None) };
+}
+
+/// Holds forks of this process back until the guard is dropped.
+pub fn hold_forks() -> RwLockReadGuard<'static, ()> {
+    register_fork_handlers();
+    FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has forks wait for [`hold_forks`] from now on. The first start of a thread does so too, but a fork that another
+/// thread began before is then missed.
+pub fn register_fork_handlers() {
+    if !HAS_HANDLERS.swap(true, Ordering::Relaxed) {
+        // It fails only without memory. Forks are then as safe as without the lock.
+        #[allow(unsafe_code)]
+        // SAFETY: the handlers take no arguments and do not unwind. glibc forgets them if this library is unloaded.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        }
+    }
+}
+
+extern "C" fn before_fork() {
+    let guard = FORK_LOCK.write().unwrap_or_else(PoisonError::into_inner);
+    // A thread that ends has no thread-local value any more. It forks without the lock.
+    let _ = FORKING.try_with(|forking| forking.set(Some(guard)));
+}
+
+/// Runs in the parent and in the child, on the thread that forked.
+extern "C" fn after_fork() {
+    let _ = FORKING.try_with(Cell::take);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Forks, and returns the exit code of the child, which is what `work` returns there.
+    fn exit_code_of_fork(work: impl FnOnce() -> i32) -> i32 {
+        #[allow(unsafe_code)]
+        // SAFETY: the child runs `work` alone, and ends without returning. glibc's memory can be used after a fork.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(work());
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            libc::WEXITSTATUS(status)
+        }
+    }
+
+    #[test]
+    fn a_fork_waits_until_no_thread_is_being_started_and_its_child_can_start_threads() {
+        let has_ended = AtomicBool::new(false);
+        let (sender, started) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _guard = hold_forks();
+                sender.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(200));
+                has_ended.store(true, Ordering::SeqCst);
+            });
+            started.recv().unwrap();
+            let code = exit_code_of_fork(|| {
+                let thread = spawn("child", || 3).map(|thread| thread.join());
+                let result = if let Ok(Ok(result)) = thread { result } else { 1 };
+                if has_ended.load(Ordering::SeqCst) { result } else { 2 }
+            });
+            assert_eq!(code, 3);
+        });
+        assert_eq!(spawn("parent", || 4).unwrap().join().unwrap(), 4);
+    }
 }

@@ -38,9 +38,9 @@ def python_command():
     return [sys.executable, flag], environment
 
 
-def run(*words, timeout=None):
+def run(*words, timeout=None, is_command=False):
     """Runs the command `ckptfs`. `timeout` is in seconds; without one Ctrl-C ends it. A refusal is raised, with the
-    exit code as `code`."""
+    exit code as `code`. Its words name arguments of Python, unless the caller `is_command` itself."""
     words = [os.fsdecode(word) for word in words]
     for word in words:
         if "\0" in word:
@@ -60,24 +60,26 @@ def run(*words, timeout=None):
         raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
     errors = done.stderr.decode(errors="replace")
     if done.returncode:
-        refused = _refusal(words[0], done.returncode, errors)
+        refused = _refusal(words[0], done.returncode, errors, is_command)
         refused.code = done.returncode
         raise refused
     notes = [line.removeprefix(_NOTE) for line in errors.splitlines() if line.startswith(_NOTE)]
     return CommandOutput(done.stdout.decode(errors="replace"), notes)
 
 
-def _refusal(command, code, errors):
+def _refusal(command, code, errors, is_command):
+    convert = (lambda text: text) if is_command else in_python
     lines = errors.strip().splitlines()
     for place, line in enumerate(lines):
         if line.startswith(_REFUSAL) and not line.startswith(_NOTE):
             message, _, remedy = "\n".join(lines[place:]).removeprefix(_REFUSAL).partition(_REMEDY)
-            return error(in_python(message), in_python(remedy))
+            return error(convert(message), convert(remedy))
         if line.startswith('{"error":'):
             # With --json, the last line is the error as an object.
             refused = json.loads(line)["error"]
-            message = "\n    ".join([refused["message"], *refused.get("details", [])])
-            return error(in_python(message), in_python(refused["remedy"]))
+            # A command prints its message on one line.
+            message = (" " if is_command else "\n    ").join([refused["message"], *refused.get("details", [])])
+            return error(convert(message), convert(refused["remedy"]))
     outcome = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
     return error(
         f"ckptfs {command} {outcome}: {errors.strip() or 'it said nothing'}",

@@ -42,12 +42,15 @@ def run(words, is_module, quiet):
     import os
     import runpy
 
+    from ckptfs.errors import print_error
+
     if not is_module and not os.path.exists(words[0]):
         if words[0].startswith("-"):
-            return _refuse(f"unexpected argument '{words[0]}'", "ckptfs run --help explains all options", _USAGE)
-        return _refuse(f"{words[0]}: no such file or directory", "check the path of the program")
+            return print_error(f"unexpected argument '{words[0]}'", "ckptfs run --help explains all options", _USAGE)
+        return print_error(f"{words[0]}: no such file or directory", "check the path of the program", _FAILED)
     if not is_module and os.path.isdir(words[0]) and not os.path.exists(os.path.join(words[0], "__main__.py")):
-        return _refuse(f"{words[0]}: a directory without __main__.py", "give the path of the program in it")
+        message = f"{words[0]}: a directory without __main__.py"
+        return print_error(message, "give the path of the program in it", _FAILED)
     if quiet:
         from ckptfs.settings import configure
 
@@ -67,7 +70,8 @@ def run(words, is_module, quiet):
         except ModuleNotFoundError:
             is_there = False
         if not is_there:
-            return _refuse(f"no module named {words[0]!r}", "check its name, and the directory to start from")
+            message = f"no module named {words[0]!r}"
+            return print_error(message, "check its name, and the directory to start from", _FAILED)
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
@@ -85,11 +89,3 @@ def _show_programs_frames(kind, fault, trace):
         # What it shows is the exception's own, whatever it is given.
         fault.__traceback__ = inner
     sys.__excepthook__(kind, fault, fault.__traceback__)
-
-
-def _refuse(message, remedy, code=_FAILED):
-    """Reports an error as every command does."""
-    from ckptfs.errors import one_line
-
-    print(f"ckptfs: {one_line(message)}\n  what to do: {remedy}", file=sys.stderr)
-    return code

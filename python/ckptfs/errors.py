@@ -6,6 +6,7 @@ handlers written for that package catch it. No package is imported for that.
 
 import errno
 import functools
+import json
 import os
 import re
 import sys
@@ -37,6 +38,16 @@ def in_words(raised):
 def one_line(text):
     """Text that cannot drive a terminal, on one line: names of files may have control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def print_error(message, remedy, code, is_json=False):
+    """Prints an error as every command does, and returns its exit code."""
+    if is_json:
+        shown = json.dumps({"error": {"code": code, "message": message, "remedy": remedy}})
+    else:
+        shown = f"ckptfs: {one_line(message)}" + (f"\n  what to do: {one_line(remedy)}" if remedy else "")
+    print(shown, file=sys.stderr)
+    return code
 
 
 def of_system(fault, path, remedy=None):

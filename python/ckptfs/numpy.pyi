@@ -24,6 +24,7 @@ def load_file(
     root: str | None = None,
     allow_partial: bool = False,
     follow_symlinks: bool = False,
+    ranks: int | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,

@@ -43,6 +43,8 @@ class LoadOptions(NamedTuple):
     root: str | None = None
     allow_partial: bool = False
     follow_symlinks: bool = False
+    # The number of ranks that a training run had, for folders that do not record it.
+    ranks: int | None = None
     threads: int | None = None
     # Bytes that a load may hold beside its result.
     memory: int | None = None
@@ -105,9 +107,15 @@ def _check_targets(value, name):
     return value
 
 
+def _check_ranks(value, name):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 32):
+        raise wrong_type(name, "a number of ranks or None", value)
+    return value
+
+
 _CHECKS = {"allow_partial": check_switch, "follow_symlinks": check_switch, "leave_cache": check_switch,
            "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
-           "into": _check_targets}  # fmt: skip
+           "into": _check_targets, "ranks": _check_ranks}  # fmt: skip
 
 
 def reading_memory(memory):

@@ -1,6 +1,7 @@
 //! Counts what the cache did, and what it holds.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Counts since the start, but for `held_bytes` and `budget_bytes`, which are of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -41,57 +42,40 @@ pub struct CacheCounters {
 /// The counts of [`CacheCounters`], which any thread may increment.
 #[derive(Debug, Default)]
 pub(super) struct AtomicCounters {
-    pub reads: Counter,
-    pub hits: Counter,
-    pub misses: Counter,
-    pub cached: Counter,
-    pub refused: Counter,
-    pub errors: Counter,
-    pub prefetched: Counter,
-    pub prefetch_used: Counter,
-    pub prefetch_wasted: Counter,
-    pub replayed: Counter,
-    pub direct_bytes: Counter,
-    pub buffered_bytes: Counter,
-    pub cached_bytes: Counter,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
-
-impl Counter {
-    pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub fn increment(&self) {
-        self.add(1);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+    pub reads: AtomicU64,
+    pub hits: AtomicU64,
+    pub misses: AtomicU64,
+    pub cached: AtomicU64,
+    pub refused: AtomicU64,
+    pub errors: AtomicU64,
+    pub prefetched: AtomicU64,
+    pub prefetch_used: AtomicU64,
+    pub prefetch_wasted: AtomicU64,
+    pub replayed: AtomicU64,
+    pub direct_bytes: AtomicU64,
+    pub buffered_bytes: AtomicU64,
+    pub cached_bytes: AtomicU64,
 }
 
 impl AtomicCounters {
     /// The counts now, without `held_bytes` and `budget_bytes`.
     pub fn snapshot(&self) -> CacheCounters {
         CacheCounters {
-            reads: self.reads.get(),
-            hits: self.hits.get(),
-            misses: self.misses.get(),
-            cached: self.cached.get(),
-            refused: self.refused.get(),
-            errors: self.errors.get(),
-            prefetched: self.prefetched.get(),
-            prefetch_used: self.prefetch_used.get(),
-            prefetch_wasted: self.prefetch_wasted.get(),
-            replayed: self.replayed.get(),
+            reads: self.reads.load(Relaxed),
+            hits: self.hits.load(Relaxed),
+            misses: self.misses.load(Relaxed),
+            cached: self.cached.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            prefetched: self.prefetched.load(Relaxed),
+            prefetch_used: self.prefetch_used.load(Relaxed),
+            prefetch_wasted: self.prefetch_wasted.load(Relaxed),
+            replayed: self.replayed.load(Relaxed),
             held_bytes: 0,
             budget_bytes: 0,
-            direct_bytes: self.direct_bytes.get(),
-            buffered_bytes: self.buffered_bytes.get(),
-            cached_bytes: self.cached_bytes.get(),
+            direct_bytes: self.direct_bytes.load(Relaxed),
+            buffered_bytes: self.buffered_bytes.load(Relaxed),
+            cached_bytes: self.cached_bytes.load(Relaxed),
         }
     }
 }

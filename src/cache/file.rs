@@ -7,13 +7,14 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority};
-use super::block::pool::{BufferSize, with_scratch};
+use super::block::pool::{Block, BufferSize, with_scratch};
 use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
-use super::block::table::{Block, BlockHit, BlockTable, JoinResult};
+use super::block::table::{BlockHit, BlockTable, JoinResult};
 use super::counters::AtomicCounters;
 use super::error::CacheError;
 use super::io::source::FileSources;
@@ -70,14 +71,14 @@ impl CachedFile {
         if offset >= end {
             return reply.send(Ok(&[]));
         }
-        counters.reads.increment();
+        counters.reads.fetch_add(1, Relaxed);
         if let Some(error) = self.sources.permanent_error() {
-            counters.refused.increment();
+            counters.refused.fetch_add(1, Relaxed);
             return reply.send(Err(error));
         }
         let range = offset..end;
         if let Some(header) = self.virtual_file().header().get(offset as usize..end as usize) {
-            counters.hits.increment();
+            counters.hits.fetch_add(1, Relaxed);
             return reply.send(Ok(header));
         }
         self.prefetcher.record(&range);
@@ -85,7 +86,7 @@ impl CachedFile {
         let hits = plan.as_ref().and_then(|plan| self.blocks.lookup(self.file_id, &plan.ranges));
         let step = match (plan, hits) {
             (Some(plan), Some(hits)) => {
-                counters.hits.increment();
+                counters.hits.fetch_add(1, Relaxed);
                 self.answer_from_blocks(&range, plan, hits, reply);
                 self.prefetcher.advance(&range, self.blocks.memory_limit())
             }
@@ -95,7 +96,7 @@ impl CachedFile {
                     Ok(()) => return,
                     Err(reply) => reply,
                 };
-                counters.misses.increment();
+                counters.misses.fetch_add(1, Relaxed);
                 let step = self.prefetcher.advance(&range, self.blocks.memory_limit());
                 self.read_missing(&range, plan, pattern, reply);
                 step
@@ -382,7 +383,7 @@ impl FillJob {
         self.state = FillState::Done;
         let waiters = self.file.blocks.complete(self.id, block);
         if self.priority == FillPriority::Replay && block.is_some() && waiters.is_empty() {
-            self.file.counters.replayed.increment();
+            self.file.counters.replayed.fetch_add(1, Relaxed);
         }
         for waiter in waiters {
             waiter.answer(bytes);

@@ -59,13 +59,12 @@ pub fn plan_read(
     let (mut plan, mut blocks) = (ReadPlan::default(), Vec::new());
     for segment in file.segments(range.clone()) {
         let reply_offset = (segment.range.start - range.start) as usize;
-        let Some((source, bytes)) = locate(file, &segment) else {
+        let Some((sizes, bytes)) = locate(file, &segment, strided_size) else {
             plan.in_memory.push((reply_offset, segment.range));
             continue;
         };
-        let sizes = BlockSizes::of(file, source, strided_size);
         for part in sizes.split(bytes, RequestGrid::SINGLE, reply_offset) {
-            let block = (source, part.block_bounds.start);
+            let block = (part.source, part.block_bounds.start);
             if !blocks.contains(&block) {
                 if blocks.len() == MAX_BLOCKS_PER_READ {
                     return None;
@@ -90,11 +89,11 @@ pub fn plan_prefetch(
 ) -> Vec<SourceRange> {
     let mut ranges: Vec<SourceRange> = Vec::new();
     for segment in file.segments(range) {
-        let Some((source, bytes)) = locate(file, &segment) else { continue };
+        let Some((sizes, bytes)) = locate(file, &segment, strided_size) else { continue };
         let grid = RequestGrid::aligned_with(request, segment.range.start);
-        for part in BlockSizes::of(file, source, strided_size).split(bytes, grid, 0) {
+        for part in sizes.split(bytes, grid, 0) {
             if let Some(last) = ranges.last_mut()
-                && (last.source, &last.block_bounds) == (source, &part.block_bounds)
+                && (last.source, &last.block_bounds) == (part.source, &part.block_bounds)
             {
                 let (start, end) = (part.bytes.start, part.bytes.end);
                 last.bytes = last.bytes.start.min(start)..last.bytes.end.max(end);
@@ -122,17 +121,26 @@ pub fn buffer_size(
     }
 }
 
-/// The source of a segment, and its range there; `None` if the bytes are in memory.
-fn locate(file: &VirtualFile, segment: &Segment) -> Option<(BlockSource, Range<u64>)> {
-    let (source, offset) = match segment.bytes {
+/// How the source of a segment is divided, and the segment's range there; `None` if the bytes are in memory.
+fn locate(
+    file: &VirtualFile,
+    segment: &Segment,
+    strided_size: BufferSize,
+) -> Option<(BlockSizes, Range<u64>)> {
+    let (source, source_bytes, offset) = match segment.bytes {
         SegmentSource::Header(_) => return None,
-        SegmentSource::Run { origin, offset } => match file.origins()[origin.0 as usize] {
-            Origin::File(_) => (BlockSource::File(origin.0), offset),
+        SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
+            Origin::File(file) => (BlockSource::File(origin.0), file.identity().size, offset),
             Origin::Memory(_) => return None,
         },
-        SegmentSource::Tensor { index, offset } => (BlockSource::Tensor(index as u32), offset),
+        SegmentSource::Tensor { index, offset } => {
+            let source_bytes = file.tensors()[index].bytes.len();
+            (BlockSource::Tensor(index as u32), source_bytes, offset)
+        }
     };
-    Some((source, offset..offset + (segment.range.end - segment.range.start)))
+    let max_block_bytes = buffer_size(file, source, strided_size).bytes() as u64;
+    let len = segment.range.end - segment.range.start;
+    Some((BlockSizes { source, source_bytes, max_block_bytes }, offset..offset + len))
 }
 
 /// How a source is divided into blocks.
@@ -143,15 +151,6 @@ struct BlockSizes {
 }
 
 impl BlockSizes {
-    fn of(file: &VirtualFile, source: BlockSource, strided_size: BufferSize) -> BlockSizes {
-        let source_bytes = match source {
-            BlockSource::File(origin) => file.origins()[origin as usize].size(),
-            BlockSource::Tensor(index) => file.tensors()[index as usize].bytes.len(),
-        };
-        let max_block_bytes = buffer_size(file, source, strided_size).bytes() as u64;
-        BlockSizes { source, source_bytes, max_block_bytes }
-    }
-
     /// Splits a range so that each part lies in one block. Exact blocks hold as many whole requests as fit; others
     /// begin at multiples of their size.
     fn split(

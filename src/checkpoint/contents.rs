@@ -35,7 +35,9 @@ pub struct Checkpoint {
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// What was chosen and what was left out, in words.
+    /// Choices of a dictionary beside which lies only training state, in words.
+    pub obvious_choices: Vec<String>,
+    /// What else was chosen and what was left out, in words.
     pub notes: Vec<String>,
     /// Entries that cannot be shown. Any entry refuses the checkpoint, unless the options allow a part.
     pub refused: Vec<RefusedEntry>,
@@ -63,7 +65,9 @@ pub struct FileContents {
     pub unpacked: Vec<Origin>,
     /// The metadata of the file; `None` if it has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// What was chosen and what was left out, in words.
+    /// Choices of a dictionary beside which lies only training state, in words.
+    pub obvious_choices: Vec<String>,
+    /// What else was chosen and what was left out, in words.
     pub notes: Vec<String>,
     /// Entries that cannot be shown.
     pub refused: Vec<RefusedEntry>,

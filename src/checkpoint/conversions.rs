@@ -1,6 +1,6 @@
 //! Commands that turn what is not read into a checkpoint that is, with the libraries that wrote it.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::shell_word::{shell_text, shell_word};
@@ -23,20 +23,34 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// The path beside another one whose name has this ending as well.
-pub fn joined_path(path: &Path, ending: &str) -> PathBuf {
-    let mut name = match path.file_name() {
-        Some(name) => name.to_owned(),
-        // A path such as `.` or `..`.
-        None => return path.join(format!("joined{ending}")),
-    };
-    name.push::<OsString>(ending.into());
-    path.with_file_name(name)
+/// The name of a path with this ending, as a path in the current directory. Beside the path itself may be no place for
+/// it: a mount is read-only.
+pub fn output_path(path: &Path, ending: &str) -> PathBuf {
+    // A path such as `.` or `..` has no name of its own.
+    let absolute = std::path::absolute(path).unwrap_or_default();
+    let mut name =
+        path.file_name().or(absolute.file_name()).unwrap_or(OsStr::new("joined")).to_owned();
+    name.push(ending);
+    PathBuf::from(name)
 }
 
 /// What saves the state dict of a whole model, which runs its code. `keys` lead to it in nested dictionaries.
-pub fn module_remedy(path: &Path, keys: &[String]) -> String {
-    let out = joined_path(path, ".state_dict.pt");
+/// `script_class` is a class in it that no other program can import.
+pub fn module_remedy(path: &Path, keys: &[String], script_class: Option<&str>) -> String {
+    let out = output_path(path, ".state_dict.pt");
+    if let Some(class) = script_class {
+        // Strings of JSON are strings of Python too.
+        let text = |text: &str| serde_json::Value::from(text).to_string();
+        let path_text = |path: &Path| text(&path.to_string_lossy());
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let items: String = keys.iter().map(|key| format!("[{}]", text(key))).collect();
+        return format!(
+            "in the program that defines class {class}, save the state dict: torch.save(model.state_dict(), {out}); \
+             or, only if you trust the file, convert it in that program: torch.save(torch.load({}, map_location=\"cpu\", weights_only=False){items}.state_dict(), {out})",
+            path_text(&absolute),
+            out = path_text(&out),
+        );
+    }
     let load = "torch.load(sys.argv[1], map_location=\"cpu\", weights_only=False)";
     let (import, model) = match keys {
         [] => ("sys", load.to_owned()),

@@ -57,7 +57,10 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     }
                     error => error,
                 })?;
-            open_by_name(&root, &directory, name, options)
+            open_by_name(&root, &directory, name, options).map_err(|error| match error {
+                CheckpointError::Source(error) => error.with_typed_path(path).into(),
+                error => error,
+            })
         }
         Err(error) => Err(error.into()),
     }

@@ -11,6 +11,8 @@ pub struct ParseOptions {
     pub allow_partial: bool,
     /// Let links and index entries lead out of the directory.
     pub follow_symlinks: bool,
+    /// The number of ranks that a training run had, for folders that do not record it.
+    pub ranks: Option<u32>,
 }
 
 impl ParseOptions {
@@ -21,7 +23,7 @@ impl ParseOptions {
 
     /// The same options for a checkpoint that need not have the dictionary: the default one is shown.
     pub fn without_root_key(&self) -> ParseOptions {
-        let ParseOptions { root_key: _, allow_partial, follow_symlinks } = *self;
-        ParseOptions { root_key: None, allow_partial, follow_symlinks }
+        let ParseOptions { root_key: _, allow_partial, follow_symlinks, ranks } = *self;
+        ParseOptions { root_key: None, allow_partial, follow_symlinks, ranks }
     }
 }

@@ -110,11 +110,15 @@ impl JoinedShards {
             tensor
         }));
         whole.refused.extend(part.refused);
-        for note in part.notes {
-            if !whole.notes.contains(&note) {
-                whole.notes.push(note);
+        let add = |to: &mut Vec<String>, notes: Vec<String>| {
+            for note in notes {
+                if !to.contains(&note) {
+                    to.push(note);
+                }
             }
-        }
+        };
+        add(&mut whole.obvious_choices, part.obvious_choices);
+        add(&mut whole.notes, part.notes);
         if let Some(metadata) = part.metadata {
             merge_metadata(whole.metadata.get_or_insert_default(), metadata, &mut whole.notes);
         }

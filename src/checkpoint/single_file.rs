@@ -101,7 +101,7 @@ fn parse(
             torch::read_legacy(file, options).map_err(|e| torch_error(path, e))?
         }
     };
-    let FileContents { tensors, unpacked, metadata, notes, refused } = contents;
+    let FileContents { tensors, unpacked, metadata, obvious_choices, notes, refused } = contents;
     if tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path: path_buf(), limit: MAX_TENSOR_COUNT });
     }
@@ -114,6 +114,7 @@ fn parse(
         index_files: Vec::new(),
         tensors,
         metadata,
+        obvious_choices,
         notes,
         refused,
         options: options.clone(),
@@ -140,6 +141,7 @@ fn read_safetensors(
         tensors: header.tensors,
         unpacked: Vec::new(),
         metadata: header.metadata,
+        obvious_choices: Vec::new(),
         notes: Vec::new(),
         refused: Vec::new(),
     })

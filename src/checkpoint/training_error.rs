@@ -31,6 +31,9 @@ pub enum TrainingError {
     /// Two tensors of one name.
     #[error("tensor `{tensor}` is there twice")]
     DuplicateTensor { tensor: String },
+    /// Files of another number of ranks than the user gave.
+    #[error("{} found, and {expected} were asked for", count_ranks(*.found))]
+    RankCount { found: u64, expected: u64 },
     /// Files of ranks that hold whole tensors only.
     #[error(
         "the files of {ranks} ranks hold plain tensors: how the model is cut over them is not recorded"
@@ -93,6 +96,11 @@ pub enum TrainingError {
     NoTensors,
 }
 
+/// A number of ranks, in words.
+pub fn count_ranks(n: u64) -> String {
+    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
+}
+
 impl TrainingError {
     /// What the user can do about the folder at a path.
     pub fn remedy(&self, folder: &Path) -> Cow<'static, str> {
@@ -136,6 +144,13 @@ impl TrainingError {
                 None => "give the folder of the model".into(),
             },
             TrainingError::NoTensors => "give the folder of the model".into(),
+            TrainingError::RankCount { found, expected } => {
+                if found < expected {
+                    "fetch the files of the other ranks".into()
+                } else {
+                    "move the files of another save out of the folder, or give the right --ranks".into()
+                }
+            }
             TrainingError::Unsupported { .. } => {
                 "join it with the library that wrote it, and give the result".into()
             }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
 
-use super::conversions::{folder_of, joined_path, python_command};
+use super::conversions::{folder_of, output_path, python_command};
 
 /// What a file is that no reader here takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl UnreadFormat {
             }
             UnreadFormat::TorchScript => {
                 let code = "import sys, torch; torch.save(torch.jit.load(sys.argv[1], map_location=\"cpu\").state_dict(), sys.argv[2])";
-                let out = joined_path(path, ".state_dict.pt");
+                let out = output_path(path, ".state_dict.pt");
                 let command = python_command(code, &[path, &out]);
                 format!("if you trust it, run it and save its state dict: {command}")
             }
@@ -156,12 +156,16 @@ impl UnreadFormat {
     }
 }
 
-/// The name of a packed file without the extension of its packer, or with another one.
+/// The name of a packed file without the extension of its packer, or with another one, in the current directory.
 fn unpacked_path(path: &Path) -> std::path::PathBuf {
     let is_packer = path.extension().is_some_and(|e| {
         ["gz", "zst", "xz", "bz2"].iter().any(|packer| e.eq_ignore_ascii_case(packer))
     });
-    if is_packer { path.with_extension("") } else { joined_path(path, ".unpacked") }
+    if is_packer {
+        output_path(&path.with_extension(""), "")
+    } else {
+        output_path(path, ".unpacked")
+    }
 }
 
 impl fmt::Display for UnreadFormat {

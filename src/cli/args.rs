@@ -167,15 +167,19 @@ pub struct ParseArgs {
     /// Follow links and index entries out of the directory
     #[arg(long)]
     pub follow_symlinks: bool,
+    /// Refuse files by rank of another number of ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<u32>,
 }
 
 impl ParseArgs {
     pub fn to_options(&self) -> ParseOptions {
-        let ParseArgs { root, allow_partial, follow_symlinks } = self;
+        let ParseArgs { root, allow_partial, follow_symlinks, ranks } = self;
         ParseOptions {
             root_key: root.clone(),
             allow_partial: *allow_partial,
             follow_symlinks: *follow_symlinks,
+            ranks: *ranks,
         }
     }
 }

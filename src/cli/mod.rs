@@ -62,11 +62,14 @@ pub fn run(words: Vec<OsString>) -> u8 {
         Err(code) => return code,
     };
     #[cfg(not(feature = "mount"))]
-    let args = match <args::CommandLine as clap::Parser>::try_parse_from(&words) {
+    let mut table = python_commands::command_table();
+    #[cfg(not(feature = "mount"))]
+    let args = match table
+        .try_get_matches_from_mut(&words)
+        .and_then(|matches| <args::CommandLine as clap::FromArgMatches>::from_arg_matches(&matches))
+    {
         Ok(args) => args,
-        Err(error) => {
-            return usage_error::report(&error, &words, &python_commands::command_table());
-        }
+        Err(error) => return usage_error::report(&error, &words, &table),
     };
     if args.quiet {
         output::set_quiet();

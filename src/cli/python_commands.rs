@@ -10,6 +10,7 @@ use clap::FromArgMatches;
 
 use super::args::CommandLine;
 use super::error::{CommandError, EXIT_USAGE};
+use super::terminal_text::help_width;
 #[cfg(feature = "python")]
 use super::usage_error;
 
@@ -66,7 +67,7 @@ pub struct BenchArgs {
 
 /// The table of commands, with those of the Python package if it runs this process.
 pub fn command_table() -> clap::Command {
-    let table = CommandLine::command();
+    let table = CommandLine::command().term_width(help_width());
     #[cfg(feature = "mount")]
     if crate::mount::lifecycle::respawn::has_runner() {
         return table.subcommands(python_command_table());
@@ -100,7 +101,8 @@ pub enum PythonCommand {
 #[cfg(feature = "python")]
 pub fn parse_python_command(words: &[OsString]) -> Option<Result<(PythonCommand, bool), u8>> {
     let name = named_command(words)?;
-    let mut table = CommandLine::command().subcommands(python_command_table());
+    let table = CommandLine::command().term_width(help_width());
+    let mut table = table.subcommands(python_command_table());
     let parsed = table.try_get_matches_from_mut(words).and_then(|matches| {
         let options = matches.subcommand_matches(name).unwrap_or(&matches);
         let command = match name {

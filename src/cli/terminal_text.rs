@@ -1,11 +1,9 @@
 //! Formats text for a terminal: without control characters, in lines that fit, with sizes and counts in words.
 
 use std::borrow::Cow;
-#[cfg(feature = "mount")]
 use std::io;
 
 /// The size of a terminal in characters.
-#[cfg(feature = "mount")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalSize {
     pub columns: usize,
@@ -13,15 +11,20 @@ pub struct TerminalSize {
 }
 
 /// The size of text where the terminal does not tell its own: that of the first terminals.
-#[cfg(feature = "mount")]
 const DEFAULT_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
 /// In longer lines the eye loses its place.
-#[cfg(feature = "mount")]
 const MAX_LINE_CHARACTERS: usize = 120;
 
+/// The same of help, whose paragraphs are long.
+const MAX_HELP_LINE_CHARACTERS: usize = 100;
+
+/// The width of help on standard output.
+pub fn help_width() -> usize {
+    terminal_size().columns.min(MAX_HELP_LINE_CHARACTERS)
+}
+
 /// The size that text on standard output may have.
-#[cfg(feature = "mount")]
 pub fn terminal_size() -> TerminalSize {
     match rustix::termios::tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {

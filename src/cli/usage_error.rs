@@ -1,8 +1,11 @@
 //! Errors of the argument parser, in the form of all other errors of a command.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::error::ErrorKind;
+
+use crate::shell_word::{shell_text, shell_word};
 
 use super::error::{CommandError, EXIT_OK, EXIT_USAGE, ErrorFormat};
 
@@ -18,11 +21,53 @@ pub fn report(error: &clap::Error, words: &[OsString], table: &clap::Command) ->
             let _ = error.print();
             EXIT_USAGE
         }
-        _ => {
-            command_error(error, &command_name(words, table)).print(ErrorFormat::from_words(words));
+        kind => {
+            let may_be_path =
+                matches!(kind, ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
+            let path_error = match kind {
+                ErrorKind::InvalidSubcommand => lone_path_error(words),
+                _ => may_be_path.then(|| dashed_file_error(words)).flatten(),
+            };
+            let error =
+                path_error.unwrap_or_else(|| command_error(error, &command_name(words, table)));
+            error.print(ErrorFormat::from_words(words));
             EXIT_USAGE
         }
     }
+}
+
+/// The error of a command line with a file whose name begins with a dash, which the parser takes for an option.
+fn dashed_file_error(words: &[OsString]) -> Option<CommandError> {
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let is_dashed_file = |word: &OsString| {
+        word.as_encoded_bytes().starts_with(b"-") && Path::new(word).symlink_metadata().is_ok()
+    };
+    let file = words[..end].iter().skip(1).find(|word| is_dashed_file(word))?;
+    let mut command = "ckptfs".to_owned();
+    for (n, word) in words.iter().enumerate().skip(1) {
+        command.push(' ');
+        command += &match n < end && is_dashed_file(word) {
+            // With the dot of the current directory before it.
+            true => shell_word(Path::new(word)),
+            false => shell_text(&word.to_string_lossy()),
+        };
+    }
+    let message =
+        format!("{}: begins with a dash, and was taken for an option", Path::new(file).display());
+    Some(CommandError::new(EXIT_USAGE, message, format!("type it as a path: {command}")))
+}
+
+/// The error of a command line that has a path where the command should be.
+fn lone_path_error(words: &[OsString]) -> Option<CommandError> {
+    let mut others = words.iter().skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    let path = Path::new(others.next()?);
+    path.symlink_metadata().ok()?;
+    let message = format!("{}: is a path, and a command must come first", path.display());
+    let word = shell_word(path);
+    let remedy = format!(
+        "describe it: ckptfs inspect {word}; or see what a mount would show: ckptfs ls {word}; ckptfs --help lists all commands"
+    );
+    Some(CommandError::new(EXIT_USAGE, message, remedy))
 }
 
 /// The command that the words name, as a user types it.
@@ -30,8 +75,9 @@ fn command_name(words: &[OsString], table: &clap::Command) -> String {
     let name = table.get_bin_name().unwrap_or("ckptfs");
     let mut words = words.iter().skip(1).filter_map(|word| word.to_str());
     match words.find_map(|word| table.find_subcommand(word)) {
-        Some(command) => format!("{name} {}", command.get_name()),
-        None => name.to_owned(),
+        // `help` has no help of its own.
+        Some(command) if command.get_name() != "help" => format!("{name} {}", command.get_name()),
+        _ => name.to_owned(),
     }
 }
 
@@ -61,7 +107,10 @@ mod tests {
     fn error_of(words: &[&str]) -> CommandError {
         let error = CommandLine::try_parse_from(words).unwrap_err();
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        command_error(&error, &command_name(&words, &CommandLine::command()))
+        let mut table = CommandLine::command();
+        // This adds the command `help`.
+        table.build();
+        command_error(&error, &command_name(&words, &table))
     }
 
     #[test]
@@ -81,6 +130,11 @@ mod tests {
                 &["ckptfs", "completions", "ash"],
                 "invalid value 'ash' for '<SHELL>' [possible values: bash, elvish, fish, powershell, zsh]",
                 "a similar value exists: 'bash'; ckptfs completions --help explains all options",
+            ),
+            (
+                &["ckptfs", "help", "--help"],
+                "unrecognized subcommand '--help'",
+                "ckptfs --help explains all options",
             ),
             (
                 &["ckptfs", "exprt"],

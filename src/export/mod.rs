@@ -5,7 +5,6 @@
 mod atomic_file;
 mod copy;
 mod suffix;
-pub(crate) mod temp_file;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -35,6 +34,14 @@ pub enum ExportError {
     IsDirectory {
         /// The path that was asked for.
         path: PathBuf,
+    },
+    /// A link of that name leads to no file.
+    #[error("{path}: is a link to {target}, which does not exist")]
+    DanglingLink {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// The target, as the link stores it.
+        target: PathBuf,
     },
     /// A pipe, a socket or a device has that name.
     #[error("{path}: is not a regular file")]
@@ -104,6 +111,9 @@ impl ExportError {
             },
             ExportError::Exists { .. } => "choose another name, or replace it with --force",
             ExportError::IsDirectory { .. } => "give the name of a file",
+            ExportError::DanglingLink { path, .. } => {
+                return format!("remove it first: rm {}", shell_word(path)).into();
+            }
             ExportError::NotRegularFile { .. } => {
                 "give the name of a file, or - for standard output"
             }
@@ -111,6 +121,9 @@ impl ExportError {
             ExportError::Io { path, source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => {
                     "choose a directory that you may write to, or run as the user who may"
+                }
+                io::ErrorKind::ReadOnlyFilesystem => {
+                    "choose another directory: this one is read-only, as every mount of ckptfs is"
                 }
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
@@ -120,13 +133,6 @@ impl ExportError {
                 }
                 io::ErrorKind::NotFound => {
                     let directory = path.parent().unwrap_or(path);
-                    if path.is_symlink() {
-                        return format!(
-                            "the link leads to no file; remove it first: rm {}",
-                            shell_word(path)
-                        )
-                        .into();
-                    }
                     return format!("make the directory first: mkdir -p {}", shell_word(directory))
                         .into();
                 }

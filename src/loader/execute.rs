@@ -2,24 +2,23 @@
 //!
 //! Each thread takes one job after the other, and decides how to read it when its turn comes. What the page cache
 //! has is copied from there; the rest is read past it; what is tiny or remote goes through it. After each read
-//! the file is checked to be what was parsed. A thread fills one staging buffer at a time, so that the number of
+//! the file is checked to be what was parsed, and its bytes are counted by how they were read. A thread fills one staging buffer at a time, so that the number of
 //! threads bounds the memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::checkpoint::{OpenOrigins, OriginId};
 use crate::source::{
-    DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy, SourceError, WholeFileGuard,
+    DIRECT_ALIGNMENT_BYTES, FileReader, ReadAt, ReadMode, SourceError, WholeFileGuard,
 };
 use crate::threads::{lock, try_spawn};
 
 use super::error::LoadError;
 use super::plan::{LoadExtent, LoadJob, Target};
-use super::report::ByteTally;
 use super::sink::{Sink, copy_out, in_place_targets};
 
 /// An extent of at most so many bytes is read through the page cache: asking what is cached would cost as much.
@@ -27,6 +26,95 @@ const MAX_PLAIN_READ_BYTES: u64 = 64 << 10;
 
 /// Targets that are shorter than this on average are read together and copied out.
 const MIN_IN_PLACE_BYTES: u64 = 16 << 10;
+
+/// How much a load loaded, how fast, and how each byte was read.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// The number of tensors, or of slices of tensors.
+    pub tensors: usize,
+    /// The number of their bytes.
+    pub bytes: u64,
+    /// The duration of the load.
+    pub seconds: f64,
+    /// Bytes copied out of the page cache.
+    pub cached: u64,
+    /// Bytes read past the page cache.
+    pub direct: u64,
+    /// Bytes that storage wrote to a device by itself.
+    pub gpudirect: u64,
+    /// Bytes read through the page cache.
+    pub buffered: u64,
+    /// Bytes that are strided or byte-swapped in their files.
+    pub gathered: u64,
+    /// Bytes that were in memory already.
+    pub memory: u64,
+    /// Why bytes were not read from the sources themselves, and of how many tensors.
+    pub fallbacks: BTreeMap<String, usize>,
+    /// The first reason why bytes for a device went through the host's memory although GPUDirect was asked for.
+    pub without_gpudirect: Option<String>,
+}
+
+/// Bytes by how they were read.
+#[derive(Debug, Default)]
+pub struct ByteTally {
+    pub cached: AtomicU64,
+    pub direct: AtomicU64,
+    pub gpudirect: AtomicU64,
+    pub buffered: AtomicU64,
+    pub gathered: AtomicU64,
+    pub memory: AtomicU64,
+}
+
+impl LoadReport {
+    /// Adds so many tensors of one checkpoint. `fallback` is why they were read through a mount.
+    pub fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, fallback: Option<&str>) {
+        let ByteTally { cached, direct, gpudirect, buffered, gathered, memory } = tally;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.tensors += tensors;
+        self.cached += read(cached);
+        self.direct += read(direct);
+        self.gpudirect += read(gpudirect);
+        self.buffered += read(buffered);
+        self.gathered += read(gathered);
+        self.memory += read(memory);
+        if let Some(reason) = fallback {
+            *self.fallbacks.entry(reason.to_owned()).or_default() += tensors;
+        }
+    }
+
+    /// Adds what another load did.
+    pub fn merge(&mut self, other: &LoadReport) {
+        let LoadReport {
+            tensors,
+            bytes,
+            seconds,
+            cached,
+            direct,
+            gpudirect,
+            buffered,
+            gathered,
+            memory,
+            fallbacks,
+            without_gpudirect,
+        } = other;
+        self.tensors += tensors;
+        self.bytes += bytes;
+        self.seconds += seconds;
+        self.cached += cached;
+        self.direct += direct;
+        self.gpudirect += gpudirect;
+        self.buffered += buffered;
+        self.gathered += gathered;
+        self.memory += memory;
+        for (reason, tensors) in fallbacks {
+            *self.fallbacks.entry(reason.clone()).or_default() += tensors;
+        }
+        if self.without_gpudirect.is_none() {
+            self.without_gpudirect.clone_from(without_gpudirect);
+        }
+    }
+}
 
 /// How many threads read at once, and what they leave behind.
 #[derive(Clone, Copy, Debug)]
@@ -51,16 +139,15 @@ pub struct LoadSource<'a> {
     /// The path in errors.
     pub path: &'a Path,
     pub sources: &'a OpenOrigins,
-    /// For each origin that is a file, how it is read.
-    pub strategies: &'a [Option<ReadStrategy>],
+    /// The reader of each origin that is a file.
+    pub files: &'a [Option<FileReader>],
     pub tally: ByteTally,
 }
 
 impl LoadSource<'_> {
-    /// The file of an origin, if it is one, and how it is read.
-    fn file(&self, origin: OriginId) -> Option<(&ReadStrategy, &OpenFile)> {
-        let strategy = self.strategies.get(origin.0 as usize).and_then(Option::as_ref);
-        strategy.zip(self.sources.file(origin))
+    /// The reader of an origin that is a file.
+    fn file(&self, origin: OriginId) -> Option<&FileReader> {
+        self.files.get(origin.0 as usize)?.as_ref()
     }
 }
 
@@ -131,8 +218,8 @@ struct SourceReader<'a, S> {
 
 impl<S> SourceReader<'_, S> {
     fn guard_page_cache(&mut self, origin: OriginId) {
-        if let Some((strategy, file)) = self.source.file(origin) {
-            self.guards.entry(origin).or_insert_with(|| strategy.guard_whole_file(file));
+        if let Some(file) = self.source.file(origin) {
+            self.guards.entry(origin).or_insert_with(|| file.guard_whole_file());
         }
     }
 
@@ -152,7 +239,7 @@ impl<S> SourceReader<'_, S> {
             }
             LoadJob::Extent(extent) => match self.source.file(extent.origin) {
                 None => self.copy_from_memory(extent),
-                Some((strategy, file)) => self.read_extent(strategy, file, extent),
+                Some(file) => self.read_extent(file, extent),
             },
         }
     }
@@ -190,8 +277,7 @@ impl<S> SourceReader<'_, S> {
     /// Reads an extent of a file in the way that is best for it now.
     fn read_extent<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         extent: LoadExtent<T>,
     ) -> Result<(), LoadError>
     where
@@ -201,19 +287,18 @@ impl<S> SourceReader<'_, S> {
         let tally = &self.source.tally;
         let len = range.end - range.start;
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;
-        if !is_tiny
-            && strategy.is_cached(file, &range)
-            && self.read_cached(strategy, file, &range, &mut targets)?
-        {
+        if !is_tiny && file.is_cached(&range) && self.read_cached(file, &range, &mut targets)? {
             tally.cached.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
-        if !is_tiny && self.sink.read_to_device(self.source.path, file, &range, &mut targets)? {
+        if !is_tiny
+            && self.sink.read_to_device(self.source.path, file.open_file(), &range, &mut targets)?
+        {
             tally.gpudirect.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
-        if is_tiny || !strategy.is_direct(file) {
-            self.read_buffered(strategy, file, &range, &mut targets)?;
+        if is_tiny || !file.is_direct() {
+            self.read_buffered(file, &range, &mut targets)?;
             tally.buffered.fetch_add(len, Ordering::Relaxed);
             if let Some(guard) = self.guards.get(&origin) {
                 guard.evict_range(&range);
@@ -221,8 +306,8 @@ impl<S> SourceReader<'_, S> {
             return Ok(());
         }
         let mode = self.read_staged(&range, &mut targets, |buffer, aligned| {
-            let available = (aligned.end.min(file.file().identity().size) - aligned.start) as usize;
-            strategy.read_aligned(file, buffer, available, aligned.start).map(Some)
+            let available = (aligned.end.min(file.open_file().size()) - aligned.start) as usize;
+            file.read_aligned(buffer, available, aligned.start).map(Some)
         })?;
         let tally = match mode {
             Some(ReadMode::Buffered) => &tally.buffered,
@@ -235,8 +320,7 @@ impl<S> SourceReader<'_, S> {
     /// Copies out of the page cache; returns whether all of it was there.
     fn read_cached<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         range: &Range<u64>,
         targets: &mut [(u64, T)],
     ) -> Result<bool, LoadError>
@@ -247,14 +331,14 @@ impl<S> SourceReader<'_, S> {
             && let Some(targets) = in_place_targets::<T, S>(targets)
         {
             let mut targets = targets.into_iter();
-            let is_cached = targets.all(|(at, target)| strategy.read_cached(file, target, at));
-            file.check_unchanged()?;
+            let is_cached = targets.all(|(at, target)| file.read_cached(target, at));
+            file.open_file().check_unchanged()?;
             return Ok(is_cached);
         }
         let staged = self.read_staged(range, targets, |buffer, aligned| {
             let len = (range.end - aligned.start) as usize;
-            let is_cached = strategy.read_cached(file, &mut buffer[..len], aligned.start);
-            file.check_unchanged()?;
+            let is_cached = file.read_cached(&mut buffer[..len], aligned.start);
+            file.open_file().check_unchanged()?;
             Ok(is_cached.then_some(()))
         })?;
         Ok(staged.is_some())
@@ -263,8 +347,7 @@ impl<S> SourceReader<'_, S> {
     /// Reads through the page cache.
     fn read_buffered<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         range: &Range<u64>,
         targets: &mut [(u64, T)],
     ) -> Result<(), LoadError>
@@ -279,18 +362,18 @@ impl<S> SourceReader<'_, S> {
             if is_scattered {
                 // A fresh staging buffer would cost many times what is read.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
-                strategy.read_buffered(file, &mut bytes, range.start)?;
+                file.read_buffered(&mut bytes, range.start)?;
                 copy_out(&bytes, range.start, &mut targets);
                 return Ok(());
             }
             for (at, target) in targets {
-                strategy.read_buffered(file, target, at)?;
+                file.read_buffered(target, at)?;
             }
             return Ok(());
         }
         self.read_staged(range, targets, |buffer, aligned| {
             let len = (range.end - aligned.start) as usize;
-            strategy.read_buffered(file, &mut buffer[..len], aligned.start).map(Some)
+            file.read_buffered(&mut buffer[..len], aligned.start).map(Some)
         })?;
         Ok(())
     }

@@ -13,20 +13,44 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor};
-use crate::source::ReadStrategy;
+use crate::source::FileReader;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::LoadError;
-use super::execute::{Concurrency, LoadContext, LoadSource, execute};
-use super::mmap::{FileMappings, MapRefusal, MappedTensor};
+use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
+use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
 use super::plan::{MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, SplitPolicy, Target, plan_jobs};
-use super::report::{ByteTally, LoadReport};
-use super::resolve_mount::Route;
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
-use super::tensor_buffer::TensorBuffer;
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);
+
+/// How the bytes of a checkpoint are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The path is on no mount of ours.
+    Plain,
+    /// The path is on a mount, and the bytes are read from the source of the mount.
+    Direct {
+        /// The path of the source.
+        source: PathBuf,
+    },
+    /// The path is on a mount, and the bytes are read through it.
+    ThroughMount {
+        /// Why they are not read from the source.
+        reason: String,
+    },
+}
+
+impl Route {
+    /// Why the bytes are read through a mount, if they are.
+    pub fn fallback(&self) -> Option<&str> {
+        match self {
+            Route::Plain | Route::Direct { .. } => None,
+            Route::ThroughMount { reason } => Some(reason),
+        }
+    }
+}
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 pub struct OpenCheckpoint {
@@ -35,7 +59,7 @@ pub struct OpenCheckpoint {
     route: Route,
     notes: Vec<String>,
     reader: VirtualFileReader,
-    strategies: Box<[Option<ReadStrategy>]>,
+    files: Box<[Option<FileReader>]>,
     buffers: BufferPool,
     mappings: FileMappings,
     name_index: OnceLock<NameIndex>,
@@ -53,14 +77,14 @@ impl OpenCheckpoint {
     ) -> OpenCheckpoint {
         let origins = reader.virtual_file().origins().len();
         let files = (0..origins as u32).map(|n| reader.origins().file(OriginId(n)));
-        let strategies = files.map(|file| file.map(ReadStrategy::new)).collect();
+        let files = files.map(|file| file.map(FileReader::new)).collect();
         OpenCheckpoint {
             path: path.to_path_buf(),
             format,
             route,
             notes,
             reader,
-            strategies,
+            files,
             buffers: BufferPool::default(),
             mappings: FileMappings::new(origins),
             name_index: OnceLock::new(),
@@ -85,7 +109,7 @@ impl OpenCheckpoint {
 
     /// Whether reading it never waits for another program or machine.
     pub fn is_local(&self) -> bool {
-        self.strategies.iter().flatten().all(ReadStrategy::is_local)
+        self.files.iter().flatten().all(FileReader::is_local)
     }
 
     /// What was chosen and what was left out, in words.
@@ -233,7 +257,7 @@ impl OpenCheckpoint {
         LoadSource {
             path: &self.path,
             sources: self.reader.origins(),
-            strategies: &self.strategies,
+            files: &self.files,
             tally: ByteTally::default(),
         }
     }

@@ -14,8 +14,8 @@ use crate::checkpoint::Tensor;
 use crate::threads::{lock, try_spawn};
 
 use super::error::LoadError;
-use super::report::LoadReport;
-use super::tensor_buffer::TensorBuffer;
+use super::execute::LoadReport;
+use super::memory::TensorBuffer;
 
 /// The bytes of a batch, where more may be held: all readers have something to do, and the first tensors come
 /// soon.

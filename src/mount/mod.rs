@@ -45,7 +45,7 @@ const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Mounts, and returns when the mount answers.
 pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     let MountOptions {
-        source: _,
+        source,
         mountpoint,
         allow_other,
         uid,
@@ -64,7 +64,9 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     let budget = memory.unwrap_or_else(default_memory);
     let closed_files_bytes = budget / CLOSED_FILES_DIVISOR;
     // Opened before it may be mounted over.
-    let view = Arc::new(View::with_cache(&paths.source, view.clone(), closed_files_bytes)?);
+    let view = View::with_cache(&paths.source, view.clone(), closed_files_bytes)
+        .map_err(|error| error.with_typed_path(source))?;
+    let view = Arc::new(view);
     require_checkpoint(&paths.source, &view)?;
     let survey = start_survey(&view);
     // A trace that is written through the mount itself would wait for the mount.

@@ -60,6 +60,9 @@ pub struct RecordedOptions {
     pub allow_partial: bool,
     /// Whether links may lead out of the source.
     pub follow_symlinks: bool,
+    /// The number of ranks that folders of training must have, if it was given.
+    #[serde(default)]
+    pub ranks: Option<u32>,
 }
 
 /// The attributes of a file of a mount of ours.

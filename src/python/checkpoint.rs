@@ -35,6 +35,7 @@ pub struct PyLoadOptions {
     root: Option<String>,
     allow_partial: bool,
     follow_symlinks: bool,
+    ranks: Option<u32>,
     threads: Option<NonZeroUsize>,
     memory: Option<u64>,
     leave_cache: bool,
@@ -50,6 +51,7 @@ impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
             root: options.getattr("root")?.extract()?,
             allow_partial: options.getattr("allow_partial")?.extract()?,
             follow_symlinks: options.getattr("follow_symlinks")?.extract()?,
+            ranks: options.getattr("ranks")?.extract()?,
             threads: options.getattr("threads")?.extract()?,
             memory: options.getattr("reading_memory")?.extract()?,
             leave_cache: options.getattr("leave_cache")?.extract()?,
@@ -59,9 +61,17 @@ impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
 
 impl From<PyLoadOptions> for loader::LoadOptions {
     fn from(options: PyLoadOptions) -> Self {
-        let PyLoadOptions { root, allow_partial, follow_symlinks, threads, memory, leave_cache } =
-            options;
-        let parse = checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks };
+        let PyLoadOptions {
+            root,
+            allow_partial,
+            follow_symlinks,
+            ranks,
+            threads,
+            memory,
+            leave_cache,
+        } = options;
+        let parse =
+            checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks, ranks };
         loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache }
     }
 }

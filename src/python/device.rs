@@ -15,8 +15,7 @@ use crate::threads::lock;
 use super::error::cuda_exception;
 use super::interruptible::{StopFlag, WaitMode, without_gil};
 use super::load::{ReportDict, TensorHandle, check_targets, load_new, tensor_handle, wait_mode};
-use super::memory::PyMemory;
-use super::tensor::PyTensor;
+use super::tensor::{PyMemory, PyTensor};
 
 /// Pinned memory that is kept for the next load.
 const MAX_IDLE_PINNED_BYTES: u64 = 64 << 20;

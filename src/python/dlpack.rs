@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::checkpoint::Dtype;
 
-use super::memory::PyMemory;
+use super::tensor::PyMemory;
 
 /// Names of a capsule that was not consumed yet: for consumers from before 1.0, and for later ones.
 const CAPSULE_NAME: &CStr = c"dltensor";

@@ -12,8 +12,7 @@ use crate::loader::{self, LoadRequest};
 
 use super::error::load_exception;
 use super::interruptible::{StopFlag, WaitMode, without_gil};
-use super::memory::PyMemory;
-use super::tensor::PyTensor;
+use super::tensor::{PyMemory, PyTensor};
 
 /// Loads of at most so many bytes from this machine take less time than starting a thread.
 const MAX_INLINE_BYTES: u64 = 1 << 20;

@@ -1,7 +1,7 @@
 //! The Python module `ckptfs._ckptfs`: the loader and the command line for the package `ckptfs`.
 //!
 //! In: paths, tensors and addresses from Python. Out: [`checkpoint::PyCheckpoint`] and [`tensor::PyTensor`], which say
-//! what there is, and [`memory::PyMemory`], which torch and numpy use as their own.
+//! what there is, and [`tensor::PyMemory`], which torch and numpy use as their own.
 //! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
 //! The interpreter's lock is free while anything is read. The main thread handles signals where that may take long.
 
@@ -12,7 +12,6 @@ mod dlpack;
 mod error;
 mod interruptible;
 mod load;
-mod memory;
 mod mounts;
 mod temp_files;
 mod tensor;
@@ -45,16 +44,11 @@ mod _ckptfs {
     #[pymodule_export]
     use super::load::{load, load_into};
     #[pymodule_export]
-    use super::memory::PyMemory;
-    #[pymodule_export]
     use super::mounts::{locate, mount_table};
     #[pymodule_export]
-    use super::temp_files::{
-        check_file_suffix, create_hidden_file, link_hidden_file, open_unnamed_file,
-        remove_stale_file,
-    };
+    use super::temp_files::{PyTempFile, check_file_suffix, remove_stale_file, sync_directory};
     #[pymodule_export]
-    use super::tensor::{PyTensor, strided_spans};
+    use super::tensor::{PyMemory, PyTensor, strided_spans};
 
     /// Runs the command line. `args` begins with the command's name; `program` with `before` starts this command
     /// again.

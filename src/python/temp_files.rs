@@ -1,22 +1,105 @@
-//! Names, files without names, and hidden ones, for saving in Python: `export` has the rules.
-//!
-//! Descriptors that are returned belong to the caller.
+//! Files without names, and hidden ones, for saving in Python: `temp_file` has the rules.
 
 use std::ffi::OsString;
-use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use rustix::fs::Mode;
-use rustix::io::Errno;
+use rustix::fs::{Mode, fchmod};
 
-use crate::export::{check_suffix, temp_file};
+use crate::export::check_suffix;
+use crate::temp_file::{self, HiddenName, TempFile};
+use crate::threads::lock;
 
 use super::error::export_exception;
 
 /// The permissions of a file that is not complete.
 const TEMP_FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// A file that is being written in a directory, and then takes its name. With the `name` that it will take, what a
+/// killed process left of that one is removed first.
+#[pyclass(frozen, subclass, name = "TempFile", module = "ckptfs._ckptfs")]
+pub struct PyTempFile(Mutex<WritingStage>);
+
+enum WritingStage {
+    Open(TempFile),
+    Aside(HiddenName),
+    Over,
+}
+
+#[pymethods]
+impl PyTempFile {
+    #[new]
+    #[pyo3(signature = (directory, name=None))]
+    fn new(py: Python<'_>, directory: PathBuf, name: Option<OsString>) -> PyResult<PyTempFile> {
+        let create = || TempFile::create(&directory, name.as_deref(), TEMP_FILE_MODE);
+        let file = py.detach(create).map_err(|errno| os_error(errno.into()))?;
+        Ok(PyTempFile(Mutex::new(WritingStage::Open(file))))
+    }
+
+    /// The descriptor, to write to. It belongs to this object.
+    fn fileno(&self) -> PyResult<RawFd> {
+        match &*lock(&self.0) {
+            WritingStage::Open(file) => Ok(file.file().as_raw_fd()),
+            WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+        }
+    }
+
+    /// Ends writing. With `sync` everything is on the disk from then on.
+    #[pyo3(signature = (mode, sync=true))]
+    fn finish(&self, py: Python<'_>, mode: u32, sync: bool) -> PyResult<()> {
+        let finish = || match &*lock(&self.0) {
+            WritingStage::Open(file) => {
+                fchmod(file.file(), Mode::from_raw_mode(mode)).map_err(|e| os_error(e.into()))?;
+                if sync { file.file().sync_all().map_err(os_error) } else { Ok(()) }
+            }
+            WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+        };
+        py.detach(finish)
+    }
+
+    /// Closes it, under a hidden name until it takes its own.
+    fn set_aside(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let mut stage = lock(&self.0);
+            match std::mem::replace(&mut *stage, WritingStage::Over) {
+                WritingStage::Open(file) => {
+                    let hidden = file.set_aside().map_err(|errno| os_error(errno.into()))?;
+                    *stage = WritingStage::Aside(hidden);
+                    Ok(())
+                }
+                WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+            }
+        })
+    }
+
+    /// Gives it a name in its directory, in the place of another file of that name. If that fails, it is gone.
+    fn take(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| match self.end() {
+            WritingStage::Open(file) => file.take(&path, true).map_err(os_error),
+            WritingStage::Aside(hidden) => hidden.take(&path, true).map_err(os_error),
+            WritingStage::Over => Err(closed_file()),
+        })
+    }
+
+    /// Deletes it, unless it took a name.
+    fn drop(&self, py: Python<'_>) {
+        py.detach(|| drop(self.end()));
+    }
+}
+
+impl PyTempFile {
+    fn end(&self) -> WritingStage {
+        std::mem::replace(&mut *lock(&self.0), WritingStage::Over)
+    }
+}
+
+fn closed_file() -> PyErr {
+    PyValueError::new_err("the file is closed")
+}
 
 /// Refuses a path with the suffix of another format than safetensors.
 #[pyfunction]
@@ -27,48 +110,22 @@ pub fn check_file_suffix(py: Python<'_>, path: PathBuf) -> PyResult<()> {
 /// Removes what a killed process left of the file of this name.
 #[pyfunction]
 pub fn remove_stale_file(directory: PathBuf, name: OsString) {
-    temp_file::remove_stale(&temp_file::hidden_path(&directory, &name));
+    temp_file::remove_stale(&directory, &name);
 }
 
-/// Opens a file without a name; `None` where there can be none.
+/// Writes the names in a directory to the disk, where the filesystem can.
 #[pyfunction]
-pub fn open_unnamed_file(directory: PathBuf) -> Option<RawFd> {
-    temp_file::open_unnamed(&directory, TEMP_FILE_MODE).map(IntoRawFd::into_raw_fd)
-}
-
-/// Creates a file under the hidden name of `name`, or under a unique one. Returns it with its path.
-#[pyfunction]
-pub fn create_hidden_file(
-    directory: PathBuf,
-    name: Option<OsString>,
-) -> PyResult<(RawFd, OsString)> {
-    let made = temp_file::create_hidden(&directory, name.as_deref(), TEMP_FILE_MODE);
-    let (file, path) = made.map_err(os_error)?;
-    Ok((file.into_raw_fd(), path.into()))
-}
-
-/// Gives a file without a name the hidden name of `name`, or a unique one. Returns its path.
-#[pyfunction]
-pub fn link_hidden_file(
-    file: RawFd,
-    directory: PathBuf,
-    name: Option<OsString>,
-) -> PyResult<OsString> {
-    if file < 0 {
-        return Err(PyValueError::new_err("no descriptor is negative"));
-    }
-    // SAFETY: the number is looked up in `/proc` alone. The caller holds the file open until this returns.
-    #[allow(unsafe_code)]
-    let file = unsafe { BorrowedFd::borrow_raw(file) };
-    let path = temp_file::link_hidden(&file, &directory, name.as_deref()).map_err(os_error)?;
-    Ok(path.into())
+pub fn sync_directory(py: Python<'_>, directory: PathBuf) {
+    py.detach(|| temp_file::sync_directory(&directory));
 }
 
 /// The exception of Python for an error of the system, of the class that belongs to its number.
-fn os_error(errno: Errno) -> PyErr {
-    let number = errno.raw_os_error();
-    let text = std::io::Error::from(errno).to_string();
+fn os_error(error: io::Error) -> PyErr {
+    let text = error.to_string();
     // Rust appends the number, which Python puts in front.
     let text = text.split(" (os error").next().unwrap_or_default().to_owned();
-    PyOSError::new_err((number, text))
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, text)),
+        None => PyOSError::new_err(text),
+    }
 }

@@ -178,6 +178,16 @@ impl SourceError {
         }
     }
 
+    /// The same error about the path that the user typed, if that names the missing file: `x`, not `./x`.
+    pub(crate) fn with_typed_path(self, typed: &Path) -> SourceError {
+        match self {
+            SourceError::Missing { path } if path.file_name() == typed.file_name() => {
+                SourceError::Missing { path: typed.to_path_buf() }
+            }
+            error => error,
+        }
+    }
+
     /// The `errno` of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
         match self {

@@ -16,10 +16,13 @@ use rustix::io::Errno;
 use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
 use super::error::SourceError;
-use super::location::{FileLocation, READ_FLAGS};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
 use super::root::{LinkPolicy, Root};
+
+/// Flags for a file whose kind was checked before: opening a pipe blocks, and opening a device can have effects.
+const READ_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct SourceFile {
@@ -246,6 +249,84 @@ impl Deref for FileBytes {
 impl DerefMut for FileBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
+    }
+}
+
+/// The place where a file was found.
+enum FileLocation {
+    /// A path beneath a root.
+    InRoot { root: Arc<Root>, path: PathBuf, links: LinkPolicy },
+    /// A path as the user typed it, and absolute: the process may change its directory.
+    User { path: PathBuf, absolute: PathBuf },
+}
+
+impl FileLocation {
+    /// The location of a path that the user typed.
+    fn user(path: &Path) -> FileLocation {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        FileLocation::User { path: path.to_path_buf(), absolute }
+    }
+
+    /// The path for messages.
+    fn path(&self) -> PathBuf {
+        match self {
+            FileLocation::InRoot { root, path, .. } => root.path().join(path),
+            FileLocation::User { path, .. } => path.clone(),
+        }
+    }
+
+    /// Opens the file for reading, if it is a regular one.
+    fn open(&self) -> Result<(OwnedFd, Stat), SourceError> {
+        let stat_error = |e| SourceError::io(&self.path(), "look at it", e);
+        let stat = match self {
+            FileLocation::InRoot { root, path, links } => {
+                fstat(root.resolve(path, OFlags::PATH, *links)?).map_err(stat_error)?
+            }
+            FileLocation::User { absolute, .. } => {
+                statat(CWD, absolute, AtFlags::empty()).map_err(stat_error)?
+            }
+        };
+        self.open_checked(&stat, || self.open_with_flags(READ_FLAGS))
+    }
+
+    /// Calls `open` if `stat` is of a regular file, and checks the opened file again.
+    fn open_checked(
+        &self,
+        stat: &Stat,
+        open: impl FnOnce() -> Result<OwnedFd, SourceError>,
+    ) -> Result<(OwnedFd, Stat), SourceError> {
+        self.require_regular(stat)?;
+        let fd = open()?;
+        let stat = fstat(&fd).map_err(|e| SourceError::io(&self.path(), "look at it", e))?;
+        self.require_regular(&stat)?;
+        Ok((fd, stat))
+    }
+
+    /// Opens whatever is there.
+    fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, SourceError> {
+        match self {
+            FileLocation::InRoot { root, path, links } => root.resolve(path, flags, *links),
+            FileLocation::User { path, absolute } => openat(CWD, absolute, flags, Mode::empty())
+                .map_err(|e| SourceError::io(path, "open it", e)),
+        }
+    }
+
+    fn require_regular(&self, stat: &Stat) -> Result<(), SourceError> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(()),
+            kind => Err(SourceError::NotAFile { path: self.path(), kind: kind_with_article(kind) }),
+        }
+    }
+}
+
+fn kind_with_article(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "no regular file",
     }
 }
 

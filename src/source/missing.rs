@@ -11,11 +11,39 @@ const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RemoteName<'a> {
     /// `org/name`, or an address of such a repository.
-    HubModel { repository: &'a str, is_url: bool },
+    HubModel { model: HubModel<'a>, is_url: bool },
     /// The path in a URL of the scheme `file`.
     FileUrl(&'a str),
     /// Any other URL, by its scheme.
     Url { scheme: &'a str },
+}
+
+/// A model of a hub, and the revision of it that was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HubModel<'a> {
+    repository: &'a str,
+    revision: Option<&'a str>,
+}
+
+impl<'a> HubModel<'a> {
+    /// Parses `NAME`, `NAME@REVISION` or `NAME:REVISION`, where `is_repository` tells names.
+    fn parse(text: &'a str, is_repository: impl Fn(&str) -> bool) -> Option<Self> {
+        let (repository, revision) = match text.split_once(['@', ':']) {
+            Some((repository, revision)) => (repository, Some(revision)),
+            None => (text, None),
+        };
+        let is_file = |text: &str| FILE_EXTENSIONS.iter().any(|end| text.ends_with(end));
+        let is_model = is_repository(repository) && revision.is_none_or(is_revision);
+        let is_file_name = is_file(repository) || is_file(text);
+        (is_model && !is_file_name).then_some(HubModel { repository, revision })
+    }
+
+    /// The command that fetches it.
+    fn download_command(&self) -> String {
+        let HubModel { repository, revision } = self;
+        let option = revision.map_or(String::new(), |revision| format!(" --revision {revision}"));
+        format!("hf download {repository}{option}")
+    }
 }
 
 /// Whether a missing path names something on another machine.
@@ -37,8 +65,9 @@ pub fn describe_missing(path: &Path) -> &'static str {
 /// What the user can do about a path that does not exist.
 pub fn missing_remedy(path: &Path) -> String {
     match remote_name(path) {
-        Some(RemoteName::HubModel { repository, .. }) => format!(
-            "fetch it first, and give the directory that this prints: hf download {repository}"
+        Some(RemoteName::HubModel { model, .. }) => format!(
+            "fetch it first, and give the directory that this prints: {}",
+            model.download_command()
         ),
         Some(RemoteName::FileUrl(inner)) => format!("give the path alone: {}", shell_text(inner)),
         Some(RemoteName::Url { scheme }) => {
@@ -52,11 +81,26 @@ pub fn missing_remedy(path: &Path) -> String {
             };
             format!("fetch it first: {command}")
         }
-        None => match existing_ancestor(path) {
-            Some(directory) => format!("check the path: ls {}", shell_word(directory)),
-            None => "check the path".to_owned(),
-        },
+        None => {
+            let check = match existing_ancestor(path) {
+                Some(directory) => format!("check the path: ls {}", shell_word(directory)),
+                None => "check the path".to_owned(),
+            };
+            match single_word(path) {
+                Some(model) => format!(
+                    "{check}; or, if it is the name of a model on the Hugging Face hub, fetch it, \
+                     and give the directory that this prints: {}",
+                    model.download_command()
+                ),
+                None => check,
+            }
+        }
     }
+}
+
+/// The model that a missing path of one word may name, such as `gpt2`: old models of the hub have no organization.
+fn single_word(path: &Path) -> Option<HubModel<'_>> {
+    HubModel::parse(path.to_str()?, |word| is_hub_word(word) && !word.contains('.'))
 }
 
 /// The longest part of a path that is an existing directory.
@@ -79,9 +123,13 @@ fn remote_name(path: &Path) -> Option<RemoteName<'_>> {
                 }
                 _ => None,
             };
-            let repository = hub_path.and_then(first_two_parts);
-            Some(match (repository, scheme) {
-                (Some(repository), _) => RemoteName::HubModel { repository, is_url: true },
+            let model = hub_path.and_then(|path| match scheme {
+                // Old models of the hub have no organization.
+                "hf" if !path.contains('/') => HubModel::parse(path, is_hub_word),
+                _ => model_of_url(path),
+            });
+            Some(match (model, scheme) {
+                (Some(model), _) => RemoteName::HubModel { model, is_url: true },
                 (None, "file") => RemoteName::FileUrl(&text[text.len() - rest.len() - 1..]),
                 (None, _) => RemoteName::Url { scheme },
             })
@@ -89,13 +137,13 @@ fn remote_name(path: &Path) -> Option<RemoteName<'_>> {
         _ => {
             let host_path =
                 HUB_HOSTS.iter().find_map(|host| text.strip_prefix(host)?.strip_prefix('/'));
-            match host_path.and_then(first_two_parts).filter(|_| !path.exists()) {
-                Some(repository) => Some(RemoteName::HubModel { repository, is_url: true }),
+            match host_path.and_then(model_of_url).filter(|_| !path.exists()) {
+                Some(model) => Some(RemoteName::HubModel { model, is_url: true }),
                 None => {
                     // Shells complete the name of a directory with a slash.
-                    let repository = text.strip_suffix('/').unwrap_or(text);
-                    is_hub_name(path, repository)
-                        .then_some(RemoteName::HubModel { repository, is_url: false })
+                    let text = text.strip_suffix('/').unwrap_or(text);
+                    let model = HubModel::parse(text, is_hub_name)?;
+                    Some(RemoteName::HubModel { model, is_url: false })
                 }
             }
         }
@@ -113,22 +161,31 @@ fn is_scheme(text: &str) -> bool {
     text.len() > 1 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-/// The repository in the path of a hub's URL: `org/name`.
-fn first_two_parts(path: &str) -> Option<&str> {
+/// The model in the path of a hub's URL: `org/name`, with the revision behind it.
+fn model_of_url(path: &str) -> Option<HubModel<'_>> {
+    let path = path.split(['?', '#']).next().unwrap_or_default();
     let (organization, rest) = path.split_once('/')?;
-    let name = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let (name, pages) = rest.split_once('/').unwrap_or((rest, ""));
     // Pages of the hub that are no models.
     let is_other = ["datasets", "spaces", "docs", "blog", "api", "papers"].contains(&organization);
-    let is_repository = is_hub_word(organization) && is_hub_word(name) && !is_other;
-    is_repository.then(|| &path[..organization.len() + 1 + name.len()])
+    let model = HubModel::parse(&path[..organization.len() + 1 + name.len()], is_repository)?;
+    let page_revision = pages.split_once('/').and_then(|(page, rest)| {
+        let revision = rest.split('/').next().filter(|revision| is_revision(revision))?;
+        (["tree", "blob", "resolve"].contains(&page) && revision != "main").then_some(revision)
+    });
+    (!is_other).then(|| HubModel { revision: model.revision.or(page_revision), ..model })
+}
+
+/// Whether a text is `org/name`.
+fn is_repository(text: &str) -> bool {
+    text.split_once('/')
+        .is_some_and(|(organization, name)| is_hub_word(organization) && is_hub_word(name))
 }
 
 /// Whether a missing path reads as `org/name`, where no directory `org` exists.
-fn is_hub_name(path: &Path, text: &str) -> bool {
-    let Some((organization, name)) = text.split_once('/') else { return false };
-    let is_file_name = FILE_EXTENSIONS.iter().any(|extension| name.ends_with(extension));
-    let is_name = is_hub_word(organization) && is_hub_word(name) && !is_file_name;
-    is_name && !path.parent().is_some_and(Path::exists)
+fn is_hub_name(text: &str) -> bool {
+    let organization = text.split('/').next().unwrap_or_default();
+    is_repository(text) && !Path::new(organization).exists()
 }
 
 /// Names of models on the hub do not end like these.
@@ -139,6 +196,14 @@ const FILE_EXTENSIONS: [&str; 7] =
 fn is_hub_word(text: &str) -> bool {
     let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     (1..=96).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_allowed)
+}
+
+/// Whether a text can be a branch, a tag or a commit of a model.
+fn is_revision(text: &str) -> bool {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    (1..=256).contains(&text.len())
+        && !text.starts_with(['-', '/', '.'])
+        && text.bytes().all(is_allowed)
 }
 
 #[cfg(test)]
@@ -168,6 +233,12 @@ mod tests {
             ("gs://bucket/m", "gcloud storage cp -r gs://bucket/m ."),
             ("file:///nowhere/m.pt", "give the path alone: /nowhere/m.pt"),
             ("azure://m/x", "fetch it first"),
+            ("hf://gpt2", "hf download gpt2"),
+            ("org/name@v1.0", "hf download org/name --revision v1.0"),
+            ("org/name:tag", "hf download org/name --revision tag"),
+            ("org/name@refs/pr/1", "hf download org/name --revision refs/pr/1"),
+            ("hf://org/name@v1.0/model.safetensors", "hf download org/name --revision v1.0"),
+            ("https://huggingface.co/org/name/tree/v1", "hf download org/name --revision v1"),
         ] {
             assert!(is_remote_name(Path::new(path)), "{path}");
             assert!(remedy(path).contains(command), "{path}: {}", remedy(path));
@@ -186,11 +257,35 @@ mod tests {
             "c:/x",
             "runs/m.ckpt",
             "o/m.bin",
+            "o/m.bin@v1",
+            "o/m@v1.pt",
+            "src/nothing@v1",
+            "m@v1.pt",
+            "m@-x",
         ] {
             assert!(!is_remote_name(Path::new(path)), "{path}");
             assert!(remedy(path).starts_with("check the path: ls "), "{path}: {}", remedy(path));
+            assert!(!remedy(path).contains("hf download"), "{path}: {}", remedy(path));
         }
         assert_eq!(remedy("src/nothing/at/all"), "check the path: ls src");
+        assert_eq!(remedy("nothing.pt"), "check the path: ls .");
         assert_eq!(remedy("/nowhere/m.pt"), "check the path: ls /");
+    }
+
+    #[test]
+    fn a_single_word_is_a_path_and_perhaps_a_model() {
+        for (path, command) in [
+            ("gpt2", "hf download gpt2"),
+            ("bert-base-uncased", "hf download bert-base-uncased"),
+            ("gpt2@v1.0", "hf download gpt2 --revision v1.0"),
+        ] {
+            assert!(!is_remote_name(Path::new(path)), "{path}");
+            assert_eq!(describe_missing(Path::new(path)), "no such file or directory");
+            let expected = format!(
+                "check the path: ls .; or, if it is the name of a model on the Hugging Face hub, \
+                 fetch it, and give the directory that this prints: {command}"
+            );
+            assert_eq!(remedy(path), expected);
+        }
     }
 }

@@ -8,14 +8,12 @@
 
 mod error;
 mod file;
-mod filesystem;
-mod location;
+mod file_reader;
 mod long_path;
 mod metadata;
 mod missing;
 mod page_cache;
 mod read_at;
-mod read_strategy;
 mod root;
 mod settled;
 #[cfg(test)]
@@ -24,11 +22,11 @@ mod test_file;
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
+pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
-pub use read_strategy::{DIRECT_ALIGNMENT_BYTES, DirectFile, ReadMode, ReadStrategy};
 pub use root::{
     DirEntry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository, split_parent,
 };

@@ -13,8 +13,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::fstat;
 
 use super::file::OpenFile;
-use super::filesystem::FilesystemKind;
-use super::metadata::FileState;
+use super::metadata::{FileState, FilesystemKind};
 
 /// Two writes within one clock step of a filesystem leave the same timestamp. Local filesystems step every 10 ms
 /// or faster; this is two steps.

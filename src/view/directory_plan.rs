@@ -1,4 +1,6 @@
-//! The plan of a directory: its names, and which of them become virtual files. Nothing is parsed for it.
+//! The plan of a directory: its names, and which of them become virtual files.
+//!
+//! Nothing is parsed for it, except for files by rank that no plan is for.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};

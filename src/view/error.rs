@@ -43,6 +43,15 @@ impl ViewError {
         }
     }
 
+    /// The same error about the path that the user typed, if that names the missing file.
+    #[cfg(feature = "mount")]
+    pub(crate) fn with_typed_path(self, typed: &Path) -> ViewError {
+        match self {
+            ViewError::Source(error) => error.with_typed_path(typed).into(),
+            error => error,
+        }
+    }
+
     /// What the user can do about it.
     pub fn remedy(&self) -> Cow<'_, str> {
         match self {

@@ -50,9 +50,9 @@ impl VirtualFileSummary {
         is_settled: bool,
     ) -> Result<VirtualFileSummary, ViewError> {
         let mut checkpoint = parse(context, directory, plan, &context.options.parse)?;
-        let notes = std::mem::take(&mut checkpoint.notes);
-        let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
-        let notes = notes.into_iter().chain(left_out).collect();
+        let mut notes = std::mem::take(&mut checkpoint.obvious_choices);
+        notes.append(&mut checkpoint.notes);
+        notes.extend(checkpoint.refused.iter().map(|entry| format!("left out: {entry}")));
         let Checkpoint { format, options, .. } = &checkpoint;
         let (format, options) = (*format, options.clone());
         let file = Arc::new(VirtualFile::new(checkpoint)?);

@@ -9,13 +9,9 @@
 mod digest;
 mod error;
 mod file;
-mod header;
 mod layout;
-mod reader;
 
 pub use digest::Digest;
 pub use error::VirtualFileError;
-pub use file::VirtualFile;
-pub use header::DATA_ALIGNMENT_BYTES;
-pub use layout::{Segment, SegmentSource};
-pub use reader::VirtualFileReader;
+pub use file::{VirtualFile, VirtualFileReader};
+pub use layout::{DATA_ALIGNMENT_BYTES, Segment, SegmentSource};

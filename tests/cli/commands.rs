@@ -80,6 +80,62 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
 }
 
 #[test]
+fn a_file_whose_name_begins_with_a_dash_is_told_from_an_option() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(&folder.path().join("it's.safetensors"), 1, 8);
+    for name in ["-x.safetensors", "--two words.safetensors", "-q.safetensors"] {
+        write_model(&folder.path().join(name), 1, 8);
+        for words in [vec!["inspect", name], vec!["verify", "it's.safetensors", name, "--quiet"]] {
+            let mut command = Command::new(command::ckptfs());
+            let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
+            assert_eq!(outcome.code, 2, "{words:?}: {}", outcome.stderr);
+            let says = format!("ckptfs: {name}: begins with a dash, and was taken for an option\n");
+            assert!(outcome.stderr.starts_with(&says), "{words:?}: {}", outcome.stderr);
+            // What it says to type works.
+            let (_, remedy) = outcome.stderr.split_once("type it as a path: ckptfs ").unwrap();
+            let script = format!("cd {} && $CKPTFS {remedy}", folder.path().display());
+            let outcome = run_in_shell(Command::new("bash"), &script, &[]);
+            assert_eq!(outcome.code, 0, "{script}: {}", outcome.stderr);
+        }
+    }
+    // An option that is none stays one.
+    let mut command = Command::new(command::ckptfs());
+    let outcome = command::run_command(command.current_dir(folder.path()).args(["ls", "-y"]));
+    assert!(outcome.stderr.contains("unexpected argument '-y'"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_path_without_a_command_is_told_from_a_wrong_command() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("models")).unwrap();
+    for words in [vec!["models"], vec!["-q", "models"]] {
+        let mut command = Command::new(command::ckptfs());
+        let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
+        let says = "ckptfs: models: is a path, and a command must come first\n  \
+                    what to do: describe it: ckptfs inspect models; or ";
+        assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+        assert!(outcome.stderr.starts_with(says), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn help_fits_80_columns_where_no_terminal_tells_its_own() {
+    let list = run(&["help"]).stdout;
+    let (_, commands) = list.split_once("Commands:\n").unwrap();
+    let names = commands.lines().map_while(|line| line.strip_prefix("  ")?.split(' ').next());
+    let mut names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    assert!(names.contains(&"mount") && names.contains(&"man"), "{names:?}");
+    names.retain(|name| *name != "help");
+    for words in names.iter().map(|name| vec![*name, "--help"]).chain([vec!["--help"]]) {
+        let mut command = Command::new(command::ckptfs());
+        let outcome = command::run_command(command.args(&words));
+        assert_eq!(outcome.code, 0, "{words:?}: {}", outcome.stderr);
+        let long = outcome.stdout.lines().filter(|line| line.chars().count() > 80);
+        assert_eq!(long.collect::<Vec<&str>>(), Vec::<&str>::new(), "{words:?}");
+    }
+}
+
+#[test]
 fn a_directory_with_several_checkpoints_needs_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {

@@ -199,6 +199,14 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
     assert_eq!(run(&["export", "--force", &source, &link]).code, 0);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(fs::metadata(&real).unwrap().len() > 4096);
+    fs::remove_file(&real).unwrap();
+    let outcome = run(&["export", "--force", &source, &link]);
+    let expected = format!(
+        "ckptfs: {link}: is a link to real, which does not exist\n  what to do: remove it first: rm {link}\n"
+    );
+    assert_eq!((outcome.code, outcome.stderr), (1, expected));
+    fs::remove_file(&link).unwrap();
+    assert_eq!(run(&["export", "--force", &source, &link]).code, 0);
     let long = path(folder.path(), &"n".repeat(250));
     assert_eq!(run(&["export", "--force", &source, &long]).code, 0);
     let outcome = run(&["export", &source, &path(folder.path(), "out/")]);

@@ -46,6 +46,10 @@ fn links_that_lead_out_are_listed() {
     let (mount, source) = (listed(&fixture.mountpoint), listed(&fixture.source));
     assert_eq!(mount[0]["entries"], source[0]["entries"]);
     assert!(mount[0]["entries"][2]["refused"].is_string(), "{}", mount[0]["entries"]);
+    let out = format!("{}/out.safetensors", fixture.mountpoint);
+    let outcome = run(&["export", &format!("{}/model.safetensors", fixture.source), &out]);
+    let remedy = "choose another directory: this one is read-only";
+    assert!(outcome.code == 1 && outcome.stderr.contains(remedy), "{}", outcome.stderr);
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
 

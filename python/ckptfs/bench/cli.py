@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shlex
 import stat
 import sys
@@ -19,7 +20,7 @@ from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
-from ckptfs.errors import SafetensorError, error, in_words, one_line
+from ckptfs.errors import SafetensorError, error, in_words, print_error
 from ckptfs.progress import ProgressBar
 from ckptfs.save import atomic_file
 
@@ -27,6 +28,9 @@ _DONE, _FAILED = 0, 1
 
 # What a remedy begins with, in an exception and on a terminal.
 _REMEDY = "what to do: "
+
+# An option of how a checkpoint is parsed.
+_PARSE_OPTION = re.compile(r"(?<![\w-])--(?:allow-partial|follow-symlinks|root (?!KEY)(?:'[^']*'|[^\s;]+))")
 
 # The share of the files that must be in the page cache for a load to count as cached.
 _MIN_CACHED_SHARE = 0.99
@@ -61,25 +65,24 @@ def main(options):
         return stopped.die()
     except SafetensorError as refused:
         remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(_REMEDY)
-        if "allow_partial" in remedy:
-            # An argument of the loads, which this command has not.
-            path = shlex.quote(options.path)
-            remedy = f"ckptfs export --allow-partial {path} partial.safetensors && ckptfs bench partial.safetensors"
-        return _report(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
+        remedy = _by_export(remedy, options.path)
+        return print_error(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
     except OSError as fault:
-        return _report(f"{fault.filename or options.path}: {fault.strerror}", "", _FAILED, options.json)
+        return print_error(f"{fault.filename or options.path}: {fault.strerror}", "", _FAILED, options.json)
     print(json.dumps(results, indent=2) if options.json else "\n".join(report.lines(results)))
     return _DONE
 
 
-def _report(message, remedy, code, is_json):
-    """Prints an error as every command of ckptfs does, and returns its exit code."""
-    if is_json:
-        shown = json.dumps({"error": {"code": code, "message": message, "remedy": remedy}})
-    else:
-        shown = f"ckptfs: {one_line(message)}" + (f"\n  {_REMEDY}{one_line(remedy)}" if remedy else "")
-    print(shown, file=sys.stderr)
-    return code
+def _by_export(remedy, path):
+    """A remedy in which options that other commands have, and this one has not, are those of an export."""
+    path = shlex.quote(f"./{path}" if path.startswith("-") else path)
+    clauses = remedy.split("; ")
+    for place, clause in enumerate(clauses):
+        option = _PARSE_OPTION.search(clause)
+        if option and "ckptfs " not in clause:
+            export = f"ckptfs export {option[0]} {path} exported.safetensors && ckptfs bench exported.safetensors"
+            clauses[place] = f"{clause}: {export}"
+    return "; ".join(clauses)
 
 
 def _new_page(path, ends):
@@ -99,10 +102,11 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
     if drops_all and (why := page_cache.obstacle()):
         remedy = "run it as root, or leave --cold out: then only the files of the checkpoint are evicted"
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
+    with signals.interruptible():
+        about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
+    # A path that is wrong is told first: torch would not help.
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
-    with signals.interruptible():
-        about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).text)
     files = [file["path"] for file in about["files"]]
     request = {
         "path": path, "device": device, "names": [tensor["name"] for tensor in about["tensors"]],

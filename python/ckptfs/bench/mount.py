@@ -56,7 +56,7 @@ def daemon_of(path):
 def _name(source, about):
     """The name of the checkpoint in the mount."""
     with signals.interruptible():
-        [listed] = json.loads(child_process.run("ls", "--json", "--", source).text)
+        [listed] = json.loads(child_process.run("ls", "--json", "--", source, is_command=True).text)
     plain = os.path.basename(about["files"][0]["path"])
     for entry in listed["entries"]:
         if entry["kind"] == "virtual_file" and entry["virtual_file"]["identity"] == about["virtual_file"]["identity"]:

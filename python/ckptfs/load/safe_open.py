@@ -37,7 +37,7 @@ class safe_open:
     then cost nothing, processes share what they load, and programs expect what safetensors promises. The default
     is "pread" for numpy: its arrays have memory of their own in safetensors, too.
 
-    `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` threads read at once, and hold at
+    `root`, `allow_partial`, `follow_symlinks`, `ranks`: as for `ckptfs inspect`. `num_threads` threads read at once, and hold at
     most `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and the
     pages of mapped tensors that are used.
 
@@ -47,13 +47,13 @@ class safe_open:
     """
 
     def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
-                 allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+                 allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
                  leave_cache=False):
         # What a pickle has: another process may have other settings.
         self._arguments = (framework, device, backend)
         options = LoadOptions.resolve(
             framework_named(framework), device=device, backend=backend, root=root, allow_partial=allow_partial,
-            follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
+            follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
         )  # fmt: skip
         # `None` once this is closed. Slices keep it.
         self._open_handle = Handle(filename, options)
@@ -153,7 +153,7 @@ class safe_open:
     def __reduce__(self):
         handle = self._handle
         options = {name: getattr(handle.options, name)
-                   for name in ("root", "allow_partial", "follow_symlinks", "memory", "leave_cache")}  # fmt: skip
+                   for name in ("root", "allow_partial", "follow_symlinks", "ranks", "memory", "leave_cache")}  # fmt: skip
         options["num_threads"] = handle.options.threads
         with handle.use() as checkpoint:
             return _reopened, (handle.path, self._arguments, options, checkpoint.identity)

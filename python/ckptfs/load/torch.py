@@ -213,7 +213,7 @@ def memory_obstacle(tensor):
 
 
 def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
-              root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+              root=None, allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
               leave_cache=False, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
 
@@ -233,7 +233,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     `into` are loaded. The call returns them; after an error their contents are undefined.
     `dtype`: the type that floating-point tensors are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
-    `follow_symlinks` lets links lead out of a directory.
+    `follow_symlinks` lets links lead out of a directory. `ranks`: how many ranks a training run had; other numbers of
+    files by rank are refused.
     `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
     16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
     `progress` shows a bar. `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` returns.
@@ -247,7 +248,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     # Wrong arguments are refused even where the file is missing: `cached` asks first, and then makes it.
     options = LoadOptions.resolve(
         Torch, device=device, backend=backend, names=names, into=into, dtype=dtype, root=root,
-        allow_partial=allow_partial, follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
         leave_cache=leave_cache, progress=progress, report=report,
     )  # fmt: skip
     checkpoint, note = open_checkpoint(filename, options)

@@ -12,7 +12,7 @@ import threading
 from ckptfs import _ckptfs
 from ckptfs.errors import error, of_system
 from ckptfs.rlimit import max_open_files
-from ckptfs.save.atomic_file import AtomicFile, new_file_mode, sync_folder
+from ckptfs.save.atomic_file import AtomicFile, new_file_mode
 from ckptfs.save.serialize import file_parts
 from ckptfs.settings import parse_path
 
@@ -63,7 +63,7 @@ def write(specs, directory, max_bytes, metadata, whole, threads, sync):
         for file, name in zip(files, names, strict=True):
             file.take(os.path.join(directory, name))
         if sync:
-            sync_folder(directory)
+            _ckptfs.sync_directory(directory)
         for name in sorted(old.difference(names), key=lambda name: name not in indexes):
             os.unlink(os.path.join(directory, name))
     except OSError as fault:

@@ -1,6 +1,5 @@
 //! Blocks of source bytes in memory, and the replies that wait for them.
 
-pub mod extents;
 pub mod id;
 pub mod pool;
 pub mod reply;

@@ -6,7 +6,7 @@
 //! reads at half the speed or less.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -229,14 +229,6 @@ pub struct Buffer {
     pool: Arc<BlockPool>,
 }
 
-impl Buffer {
-    /// The slab that it is a part of, and the number of buffers in that.
-    pub fn slab(&self) -> Option<(SlabId, usize)> {
-        let part = self.part.as_ref()?;
-        Some((part.slab_id(), part.slab.len() / self.size.capacity()))
-    }
-}
-
 impl Deref for Buffer {
     type Target = [u8];
 
@@ -263,6 +255,30 @@ impl Drop for Buffer {
         let mut state = self.pool.lock();
         state.idle(self.size).push(part);
         state.make_room(0);
+    }
+}
+
+/// Bytes that were read, and do not change any more.
+#[derive(Debug)]
+pub struct Block {
+    buffer: Buffer,
+    /// Where in the buffer they are.
+    bytes: Range<usize>,
+}
+
+impl Block {
+    pub fn new(buffer: Buffer, bytes: Range<usize>) -> Block {
+        Block { buffer, bytes }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.bytes.clone()]
+    }
+
+    /// The slab that it lies in, and the number of buffers in that.
+    pub fn slab(&self) -> Option<(SlabId, usize)> {
+        let part = self.buffer.part.as_ref()?;
+        Some((part.slab_id(), part.slab.len() / self.buffer.size.capacity()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use crate::cache::block::id::BlockPart;
@@ -31,7 +32,7 @@ impl PendingReply {
     fn send_once(&mut self, bytes: Result<&[u8], &CacheError>) {
         if let Some(callback) = self.callback.take() {
             if bytes.is_err() {
-                self.counters.errors.increment();
+                self.counters.errors.fetch_add(1, Relaxed);
             }
             // A callback that panics must not fail the reads that are answered after it.
             drop(catch_unwind(AssertUnwindSafe(|| callback(bytes))));

@@ -3,38 +3,20 @@
 //! In: the ranges of a read. Out: the blocks that hold them, or a place among the waiters of a block. A block is filled
 //! once, for all its waiters. The lock is held to look up and to update, never while bytes are read or copied.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
 
-use crate::cache::block::extents::ExtentIndex;
 use crate::cache::block::id::{
-    BlockId, BlockPart, BlockParts, FillPriority, MAX_BLOCKS_PER_READ, SourceRange,
+    BlockId, BlockPart, BlockParts, BlockSource, FillPriority, MAX_BLOCKS_PER_READ, SourceRange,
 };
-use crate::cache::block::pool::{BlockPool, Buffer, BufferSize, SlabId};
+use crate::cache::block::pool::{Block, BlockPool, Buffer, BufferSize, SlabId};
 use crate::cache::block::reply::Waiter;
 use crate::cache::counters::AtomicCounters;
 use crate::threads::lock;
-
-/// Bytes that were read, and do not change any more.
-#[derive(Debug)]
-pub struct Block {
-    buffer: Buffer,
-    /// Where in the buffer they are.
-    bytes: Range<usize>,
-}
-
-impl Block {
-    pub fn new(buffer: Buffer, bytes: Range<usize>) -> Block {
-        Block { buffer, bytes }
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer[self.bytes.clone()]
-    }
-}
 
 /// A block is used up once all but a sixteenth of it was requested: what lies between tensors never is.
 const UNUSED_SHARE_DIVISOR: u64 = 16;
@@ -52,7 +34,7 @@ struct ReadyBlock {
 
 impl ReadyBlock {
     fn is_used_up(&self) -> bool {
-        let len = self.block.bytes.len() as u64;
+        let len = self.block.bytes().len() as u64;
         self.requested_bytes >= len - len / UNUSED_SHARE_DIVISOR
     }
 
@@ -208,7 +190,7 @@ impl BlockTable {
             is_unused_prefetch: !pending.is_requested,
         };
         if ready.is_unused_prefetch {
-            self.counters.prefetched.increment();
+            self.counters.prefetched.fetch_add(1, Relaxed);
         }
         let is_used_up = ready.is_used_up();
         state.ready.put(id, ready);
@@ -284,7 +266,7 @@ impl BlockTable {
         let mut idle = self.pool.idle_by_slab();
         let evictable = state.ready.iter().rev().filter(|(_, ready)| ready.is_free());
         let with_slab = |(id, ready): (&BlockId, &ReadyBlock)| {
-            let (slab, buffers) = ready.block.buffer.slab()?;
+            let (slab, buffers) = ready.block.slab()?;
             Some((*id, slab, buffers))
         };
         let all: Vec<(BlockId, SlabId, usize)> = evictable.filter_map(with_slab).collect();
@@ -317,7 +299,7 @@ impl BlockTable {
 
     fn count_wasted(&self, evicted: &[ReadyBlock]) {
         let wasted = evicted.iter().filter(|ready| ready.is_unused_prefetch).count();
-        self.counters.prefetch_wasted.add(wasted as u64);
+        self.counters.prefetch_wasted.fetch_add(wasted as u64, Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, TableState> {
@@ -335,7 +317,7 @@ impl TableState {
         let ready = self.ready.get_mut(&id)?;
         ready.requested_bytes += bytes;
         if std::mem::take(&mut ready.is_unused_prefetch) {
-            counters.prefetch_used.increment();
+            counters.prefetch_used.fetch_add(1, Relaxed);
         }
         let block = Arc::clone(&ready.block);
         // A block that was read through is evicted next. So reading a file from end to end takes no more than a few
@@ -362,79 +344,102 @@ impl TableState {
             .filter(|(_, ready)| ready.is_free() && (!only_used_up || ready.is_used_up()));
         let Some(id) = evictable.next().map(|(id, _)| *id) else { return false };
         if self.remove(id).is_some_and(|ready| ready.is_unused_prefetch) {
-            counters.prefetch_wasted.increment();
+            counters.prefetch_wasted.fetch_add(1, Relaxed);
         }
         true
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use crate::cache::CacheError;
-    use crate::cache::block::id::BlockSource;
-    use crate::cache::block::reply::PendingReply;
+/// Which bytes the ready and the pending blocks hold. No two blocks overlap. A pure structure.
+#[derive(Debug, Default)]
+struct ExtentIndex(BTreeSet<BlockId>);
 
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn range(bytes: Range<u64>) -> SourceRange {
-        let block_bounds = bytes.clone();
-        SourceRange { source: BlockSource::File(0), bytes, reply_offset: 0, block_bounds }
-    }
-
-    #[test]
-    fn making_room_evicts_the_blocks_of_one_slab_and_no_more() {
-        let table = BlockTable::new(160 * MIB, Arc::default());
-        let mut buffers: Vec<Buffer> =
-            (0..150).map(|_| table.take_buffer(BufferSize::Small).unwrap()).collect();
-        for n in 0..150 {
-            // Blocks become ready in an order that has nothing to do with their slabs.
-            let buffer = buffers.swap_remove(n * 37 % buffers.len());
-            let bytes = n as u64 * MIB..(n as u64 + 1) * MIB;
-            let [id] = *table.reserve(1, &[range(bytes)]) else { panic!() };
-            assert!(table.claim(id));
-            table.complete(id, Some(&Arc::new(Block::new(buffer, 0..MIB as usize))));
+impl ExtentIndex {
+    /// Finds the blocks that hold all bytes of some ranges. `None` if no block holds one of the bytes, or if there are
+    /// more blocks than `max_blocks`.
+    fn lookup(
+        &self,
+        file_id: u64,
+        ranges: &[SourceRange],
+        max_blocks: usize,
+    ) -> Option<BlockParts> {
+        let mut parts = Vec::new();
+        for range in ranges {
+            let mut at = range.bytes.start;
+            while at < range.bytes.end && parts.len() <= max_blocks {
+                at = push_part(&mut parts, range, at, self.block_at(file_id, range, at).ok()?);
+            }
         }
-        let ready = || table.lock().ready.len();
-        assert_eq!(ready(), 150);
-        table.set_memory_limit(160 * MIB - 1);
-        assert_eq!(ready(), 135);
-        let large = [(); 2].map(|()| table.take_buffer(BufferSize::Large).unwrap());
-        assert_eq!(ready(), 120);
-        assert!(table.held_and_limit().0 < 160 * MIB);
-        drop(large);
-        table.remove_file(1);
-        assert_eq!(table.held_and_limit().0, 0);
-        assert_eq!(table.reserve(1, &[]), []);
+        (parts.len() <= max_blocks).then_some(parts)
     }
 
-    #[test]
-    fn a_block_requested_deferred_and_then_blocking_is_filled_for_both_by_the_first_job() {
-        let table = BlockTable::new(16 * MIB, Arc::default());
-        let (sender, replies) = std::sync::mpsc::channel();
-        let join = |priority| {
-            let sender = sender.clone();
-            let callback = Box::new(move |reply: Result<&[u8], &CacheError>| {
-                sender.send(reply.is_ok()).unwrap();
-            });
-            let reply = PendingReply::new(callback, Arc::default());
-            let waiter = |parts: BlockParts| Some(vec![(parts[0].0, Waiter::Direct(0..1, reply))]);
-            let joined = table.join(1, &[range(0..MIB)], priority, waiter).unwrap();
-            assert!(joined.ready.is_empty());
-            joined.to_fill
-        };
-        let [id] = *join(FillPriority::Deferred) else { panic!() };
-        assert_eq!(join(FillPriority::Deferred), []);
-        assert_eq!(join(FillPriority::Blocking), [id]);
-        assert_eq!(join(FillPriority::Blocking), []);
-        assert!(table.claim(id) && !table.claim(id));
-        assert_eq!(join(FillPriority::Blocking), []);
-        let buffer = table.take_buffer(BufferSize::Small).unwrap();
-        let block = Arc::new(Block::new(buffer, 0..MIB as usize));
-        let waiters = table.complete(id, Some(&block));
-        waiters.into_iter().for_each(|waiter| waiter.answer(Ok(block.bytes())));
-        drop(sender);
-        assert_eq!(replies.iter().collect::<Vec<_>>(), [true; 5]);
+    /// Adds blocks for the bytes that no block holds, and returns these alone.
+    fn insert_missing(&mut self, file_id: u64, ranges: &[SourceRange]) -> Vec<BlockId> {
+        let mut new = Vec::new();
+        for range in ranges {
+            let mut at = range.bytes.start;
+            while at < range.bytes.end {
+                let block = self.block_at(file_id, range, at).unwrap_or_else(|block| {
+                    self.0.insert(block);
+                    new.push(block);
+                    block
+                });
+                at = block.end;
+            }
+        }
+        new
+    }
+
+    /// The blocks that hold any byte of a range.
+    fn overlapping(&self, file_id: u64, range: &SourceRange) -> impl Iterator<Item = BlockId> {
+        self.blocks_in(file_id, range.source, range.bytes.clone())
+    }
+
+    fn remove(&mut self, block: BlockId) {
+        self.0.remove(&block);
+    }
+
+    /// The block that holds this byte of a range, or as an error the one that is missing for it.
+    fn block_at(&self, file_id: u64, range: &SourceRange, at: u64) -> Result<BlockId, BlockId> {
+        let SourceRange { source, block_bounds: bounds, .. } = range;
+        let next = self.blocks_in(file_id, *source, at..bounds.end).next();
+        if let Some(next) = next.filter(|next| next.start <= at) {
+            return Ok(next);
+        }
+        let end = next.map_or(bounds.end, |next| next.start);
+        let before = self.blocks_in(file_id, *source, bounds.start..at).last();
+        let start = before.map_or(bounds.start, |before| before.end.max(bounds.start));
+        Err(BlockId { file_id, source: *source, start, end })
+    }
+
+    fn blocks_in(
+        &self,
+        file_id: u64,
+        source: BlockSource,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = BlockId> {
+        let from = |start| BlockId { file_id, source, start, end: 0 };
+        let before = self.0.range(..from(range.start)).next_back();
+        let before = before.filter(move |block| {
+            (block.file_id, block.source) == (file_id, source) && block.end > range.start
+        });
+        before.into_iter().chain(self.0.range(from(range.start)..from(range.end))).copied()
     }
 }
+
+/// Adds the part of a range that a block holds from this byte on, and returns the byte behind it.
+fn push_part(parts: &mut BlockParts, range: &SourceRange, at: u64, block: BlockId) -> u64 {
+    let end = block.end.min(range.bytes.end);
+    let bytes = (at - block.start) as usize..(end - block.start) as usize;
+    let reply_offset = range.reply_offset + (at - range.bytes.start) as usize;
+    let part = BlockPart { reply_offset, bytes };
+    match parts.iter_mut().rev().find(|(known, _)| *known == block) {
+        Some((_, known)) => known.push(part),
+        None => parts.push((block, vec![part])),
+    }
+    end
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::block::id::{BlockId, BlockSource, FillPriority};
@@ -15,9 +16,7 @@ use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
 use crate::checkpoint::{ByteRun, OriginId};
 use crate::log_throttle::LogThrottle;
-use crate::source::{
-    ActiveRead, DIRECT_ALIGNMENT_BYTES, OpenFile, PageCacheGuard, ReadStrategy, SourceError,
-};
+use crate::source::{ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, SourceError};
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
 use super::executor::{ExecutorSet, IoExecutor, IoJob};
@@ -27,6 +26,7 @@ const MAX_EVICTED_SEGMENTS: usize = 8;
 
 /// The open sources of one virtual file.
 pub struct FileSources {
+    virtual_file: Arc<VirtualFile>,
     reader: Arc<VirtualFileReader>,
     sources: Box<[OriginReader]>,
     counters: Arc<AtomicCounters>,
@@ -37,14 +37,14 @@ pub struct FileSources {
     _executors: Arc<ExecutorSet>,
 }
 
-/// Reads one origin, a file or memory, by the strategy of its filesystem.
+/// Reads one origin, a file or memory.
 struct OriginReader {
     id: OriginId,
     /// Whether calls to its filesystem never wait for another program or machine.
     is_local: bool,
     executor: Arc<IoExecutor>,
-    /// How to read the file, if it is one.
-    access: Option<(ReadStrategy, PageCacheGuard)>,
+    /// The file, if it is one.
+    file: Option<(FileReader, PageCacheGuard)>,
 }
 
 impl FileSources {
@@ -59,6 +59,7 @@ impl FileSources {
         let sources = (0..origins).map(open).collect();
         let permanent_error = OnceLock::new();
         FileSources {
+            virtual_file: Arc::clone(reader.virtual_file()),
             reader,
             sources,
             counters,
@@ -73,7 +74,7 @@ impl FileSources {
     }
 
     pub fn virtual_file(&self) -> &Arc<VirtualFile> {
-        self.reader.virtual_file()
+        &self.virtual_file
     }
 
     /// The error that every read is answered with, once there is one.
@@ -103,8 +104,8 @@ impl FileSources {
     /// Whether the page cache has all of a block already.
     pub fn is_in_page_cache(&self, id: BlockId) -> bool {
         let BlockSource::File(_) = id.source else { return false };
-        let file = self.source(id.source).file(&self.reader);
-        file.is_some_and(|(strategy, _, file)| strategy.is_cached(file, &id.range()))
+        let file = &self.source(id.source).file;
+        file.as_ref().is_some_and(|(file, _)| file.is_cached(&id.range()))
     }
 
     /// Answers a read from the page cache if that has the whole range, copied once and kept nowhere. Otherwise, or if
@@ -127,10 +128,15 @@ impl FileSources {
             let mut read_from = None;
             for segment in segments() {
                 let out = part_of(scratch, range, &segment.range);
-                match segment.bytes {
-                    SegmentSource::Run { origin, offset } if self.reader.file(origin).is_some() => {
-                        let file = self.sources[origin.0 as usize].file(&self.reader);
-                        if !file.is_some_and(|(by, _, file)| by.read_cached(file, out, offset)) {
+                let run = match segment.bytes {
+                    SegmentSource::Run { origin, offset } => {
+                        self.file(origin).map(|file| (file, origin, offset))
+                    }
+                    SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
+                };
+                match run {
+                    Some((file, origin, offset)) => {
+                        if !file.read_cached(out, offset) {
                             return Err(reply);
                         }
                         if read_from != Some(origin)
@@ -141,15 +147,15 @@ impl FileSources {
                             return Ok(());
                         }
                     }
-                    _ => {
+                    None => {
                         if self.reader.read_at(out, segment.range.start).is_err() {
                             return Err(reply);
                         }
                     }
                 }
             }
-            self.counters.cached.increment();
-            self.counters.cached_bytes.add(scratch.len() as u64);
+            self.counters.cached.fetch_add(1, Relaxed);
+            self.counters.cached_bytes.fetch_add(scratch.len() as u64, Relaxed);
             match read_from.map_or(Ok(()), |origin| self.check_origin(origin)) {
                 Ok(()) => reply.send(Ok(scratch)),
                 Err(error) => reply.send(Err(&error)),
@@ -183,13 +189,13 @@ impl FileSources {
         let len = before + (range.end - range.start) as usize;
         let start = range.start - before as u64;
         let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
-        let file = source.file(&self.reader);
-        let is_direct = file.map_or(Ok(false), |(by, _, file)| by.read_direct(file, out, start))?;
+        let file = source.file.as_ref();
+        let is_direct = file.map_or(Ok(false), |(file, _)| file.read_direct(out, start))?;
         if is_direct {
-            self.counters.direct_bytes.add(len as u64);
+            self.counters.direct_bytes.fetch_add(len as u64, Relaxed);
         } else {
             source.read_through(&self.reader, &mut out[..len], start)?;
-            self.counters.buffered_bytes.add(len as u64);
+            self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
         }
         Ok(before..len)
     }
@@ -201,7 +207,7 @@ impl FileSources {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), CacheError> {
-        self.counters.buffered_bytes.add(out.len() as u64);
+        self.counters.buffered_bytes.fetch_add(out.len() as u64, Relaxed);
         match source {
             BlockSource::File(_) => {
                 Ok(self.source(source).read_through(&self.reader, out, offset)?)
@@ -233,7 +239,7 @@ impl FileSources {
                 }
             }
         }
-        self.counters.buffered_bytes.add(out.len() as u64);
+        self.counters.buffered_bytes.fetch_add(out.len() as u64, Relaxed);
         Ok(())
     }
 
@@ -279,15 +285,16 @@ impl FileSources {
 
     /// The error of a read that panicked.
     pub fn panic_error(&self, source: BlockSource) -> CacheError {
-        let file = self.reader.file(self.origin_of(source));
-        CacheError::Internal { path: file.map(|file| file.file().path()).unwrap_or_default() }
+        let file = self.file(self.origin_of(source));
+        let path = file.map(|file| file.open_file().file().path());
+        CacheError::Internal { path: path.unwrap_or_default() }
     }
 
     fn check_origin(&self, origin: OriginId) -> Result<(), Arc<CacheError>> {
         if let Some(error) = self.permanent_error() {
             return Err(Arc::clone(error));
         }
-        let unchanged = self.reader.file(origin).map_or(Ok(()), OpenFile::check_unchanged);
+        let unchanged = self.file(origin).map_or(Ok(()), |file| file.open_file().check_unchanged());
         unchanged.map_err(|error| self.record_failure(error.into()))
     }
 
@@ -298,10 +305,9 @@ impl FileSources {
             SegmentSource::Tensor { index, .. } => self.retain_tensor_pages(index),
             SegmentSource::Run { origin, offset } => {
                 let len = segment.range.end - segment.range.start;
-                self.sources[origin.0 as usize]
-                    .retain_pages(&self.reader, offset..offset + len)
-                    .into_iter()
-                    .collect()
+                let retained =
+                    self.sources[origin.0 as usize].retain_pages(&(offset..offset + len));
+                retained.into_iter().collect()
             }
         }
     }
@@ -310,9 +316,14 @@ impl FileSources {
     fn retain_tensor_pages(&self, index: usize) -> Vec<ActiveRead<'_>> {
         let retain = |run: ByteRun| {
             let range = run.offset..run.offset.saturating_add(run.len);
-            self.sources[run.origin.0 as usize].retain_pages(&self.reader, range)
+            self.sources[run.origin.0 as usize].retain_pages(&range)
         };
         self.virtual_file().tensors()[index].bytes.extents().filter_map(retain).collect()
+    }
+
+    /// The reader of an origin that is a file.
+    fn file(&self, origin: OriginId) -> Option<&FileReader> {
+        self.sources[origin.0 as usize].file.as_ref().map(|(file, _)| file)
     }
 
     fn source(&self, source: BlockSource) -> &OriginReader {
@@ -332,8 +343,8 @@ impl FileSources {
 impl Drop for FileSources {
     fn drop(&mut self) {
         for source in &self.sources {
-            if let Some((_, guard, file)) = source.file(&self.reader) {
-                guard.evict_all(file);
+            if let Some((file, guard)) = &source.file {
+                guard.evict_all(file.open_file());
             }
         }
     }
@@ -341,24 +352,15 @@ impl Drop for FileSources {
 
 impl OriginReader {
     fn new(id: OriginId, reader: &VirtualFileReader, executors: &ExecutorSet) -> OriginReader {
-        let file = reader.file(id);
-        let strategy = file.map(ReadStrategy::new);
-        let is_local = strategy.as_ref().is_none_or(ReadStrategy::is_local);
-        let device = file.map(|file| file.file().identity().dev);
-        let executor = executors.for_device(device, is_local);
-        let access = strategy.map(|strategy| {
-            let guard = strategy.guard_reads();
-            (strategy, guard)
+        let file = reader.file(id).map(|file| {
+            let file = FileReader::new(file);
+            let guard = file.guard_reads();
+            (file, guard)
         });
-        OriginReader { id, is_local, executor, access }
-    }
-
-    fn file<'a>(
-        &'a self,
-        reader: &'a VirtualFileReader,
-    ) -> Option<(&'a ReadStrategy, &'a PageCacheGuard, &'a OpenFile)> {
-        let (strategy, guard) = self.access.as_ref()?;
-        Some((strategy, guard, reader.file(self.id)?))
+        let is_local = file.as_ref().is_none_or(|(file, _)| file.is_local());
+        let device = file.as_ref().map(|(file, _)| file.open_file().file().identity().dev);
+        let executor = executors.for_device(device, is_local);
+        OriginReader { id, is_local, executor, file }
     }
 
     /// Fills `out` through the page cache, and evicts what that brought in.
@@ -368,22 +370,18 @@ impl OriginReader {
         out: &mut [u8],
         offset: u64,
     ) -> Result<(), SourceError> {
-        let Some((strategy, guard, file)) = self.file(reader) else {
+        let Some((file, guard)) = &self.file else {
             return reader.origins().origin(self.id).read_exact_at(out, offset);
         };
         let range = offset..offset + out.len() as u64;
-        guard.read_through(file, &range, || strategy.read_without_readahead(file, out, offset))
+        guard.read_through(file.open_file(), &range, || file.read_without_readahead(out, offset))
     }
 
     /// To be called before reads through the page cache that return to the same pages, and held until they are over.
     /// The pages are evicted when the file is closed.
-    fn retain_pages(
-        &self,
-        reader: &VirtualFileReader,
-        range: Range<u64>,
-    ) -> Option<ActiveRead<'_>> {
-        let (_, guard) = self.access.as_ref()?;
-        Some(guard.retain(reader.file(self.id)?, &range))
+    fn retain_pages(&self, range: &Range<u64>) -> Option<ActiveRead<'_>> {
+        let (file, guard) = self.file.as_ref()?;
+        Some(guard.retain(file.open_file(), range))
     }
 }
 

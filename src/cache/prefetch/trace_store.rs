@@ -8,18 +8,19 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, openat, renameat,
-    statat, unlinkat, utimensat,
+    AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, openat, statat,
+    unlinkat, utimensat,
 };
 
 use crate::cache::io::executor::IoExecutor;
 use crate::private_folder::{check_private, create_private, open_private};
+use crate::temp_file::TempFile;
 use crate::threads::lock;
 use crate::virtual_file::Digest;
 
@@ -156,16 +157,11 @@ fn write_trace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
         let times = Timestamps { last_access: now, last_modification: now };
         return Ok(utimensat(&folder, name, &times, AtFlags::SYMLINK_NOFOLLOW)?);
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let unfinished = format!("{name}-{}-{now}", std::process::id());
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = openat(&folder, &unfinished, flags, Mode::RUSR | Mode::WUSR)?;
-    let written = File::from(file).write_all(bytes);
-    let named = written.and_then(|()| Ok(renameat(&folder, &unfinished, &folder, name)?));
-    if named.is_err() {
-        let _ = unlinkat(&folder, &unfinished, AtFlags::empty());
-    }
-    named?;
+    // By its descriptor: the folder of that path may be another one by then.
+    let directory = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+    let file = TempFile::create(&directory, Some(name.as_ref()), Mode::RUSR | Mode::WUSR)?;
+    file.file().write_all(bytes)?;
+    file.take(&directory.join(name), true)?;
     evict_oldest(&folder)
 }
 
@@ -175,8 +171,8 @@ fn evict_oldest(folder: &OwnedFd) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let name = entry?.file_name().to_owned();
         // Other files stay.
-        let is_trace =
-            name.to_bytes().iter().take(32).filter(|b| b.is_ascii_hexdigit()).count() == 32;
+        let is_trace = name.to_bytes().starts_with(b".ckptfs-")
+            || name.to_bytes().iter().take(32).filter(|b| b.is_ascii_hexdigit()).count() == 32;
         if let Ok(stat) = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
             && is_trace
         {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::time::SystemTime;
 
 use super::*;
 use crate::cache::prefetch::trace::ChunkMap;
@@ -104,7 +105,7 @@ fn the_oldest_traces_above_the_limits_are_removed_and_other_files_stay() {
         File::open(folder.join(name(n))).unwrap().set_modified(at).unwrap();
     }
     // What a killed writer left.
-    fs::rename(folder.join(name(3)), folder.join(format!("{}-77-1", name(3)))).unwrap();
+    fs::rename(folder.join(name(3)), folder.join(".ckptfs-77-1.part")).unwrap();
     write_trace(&folder, &name(999), b"one").unwrap();
     let left = names(&folder);
     assert_eq!((left.len(), &left[0]), (MAX_FILES + 1, &name(4)));

@@ -1,7 +1,7 @@
 //! Gathers the bytes of tensors that lie in boxes.
 //!
-//! A range of a tensor is itself a few boxes. What one of these has in common with a box of the tensor is read in the
-//! order of its source, as one read where it is contiguous there, and scattered in memory. So each byte is read once,
+//! A range of a tensor is itself a few boxes. The intersection of one of these with a box of the tensor is read in the
+//! order of its source, and scattered in memory. It is one read where it is contiguous there. So each byte is read once,
 //! and the scratch memory never exceeds the request.
 
 use crate::checkpoint::tensor::{
@@ -142,8 +142,8 @@ impl<'a> Intersection<'a> {
                 &sliced
             }
         };
-        // Values that lie one after the other in the requested box: the steps of the innermost axis that has not all
-        // of them, and all steps of the axes within.
+        // The values that follow one another in the requested box. They are the steps of the innermost axis that is
+        // not whole, and all steps of the axes within it.
         let axes = self.in_part.len();
         let is_partial = |axis: &usize| self.in_part[*axis].count != self.request_counts[*axis];
         let outer = (0..axes).rev().find(is_partial).unwrap_or(0);

@@ -19,7 +19,7 @@ pub struct OpenOrigins(Box<[OpenOrigin]>);
 
 #[derive(Debug)]
 enum OpenOrigin {
-    File(OpenFile),
+    File(Arc<OpenFile>),
     Memory(Arc<[u8]>),
 }
 
@@ -32,7 +32,7 @@ impl OpenOrigins {
         let open = |origin: &Origin| match origin {
             Origin::File(file) => {
                 let opened = open_file.take_if(|opened| Arc::ptr_eq(opened.file(), file));
-                Ok(OpenOrigin::File(opened.map_or_else(|| file.open(), Ok)?))
+                Ok(OpenOrigin::File(Arc::new(opened.map_or_else(|| file.open(), Ok)?)))
             }
             Origin::Memory(bytes) => Ok(OpenOrigin::Memory(Arc::clone(bytes))),
         };
@@ -40,7 +40,7 @@ impl OpenOrigins {
     }
 
     /// The open file of an origin; `None` if the origin is in memory.
-    pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
+    pub fn file(&self, origin: OriginId) -> Option<&Arc<OpenFile>> {
         match self.0.get(origin.0 as usize)? {
             OpenOrigin::File(file) => Some(file),
             OpenOrigin::Memory(_) => None,
@@ -51,7 +51,7 @@ impl OpenOrigins {
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
         // The reader of a checkpoint numbers its origins.
         match &self.0[origin.0 as usize] {
-            OpenOrigin::File(file) => file,
+            OpenOrigin::File(file) => &**file,
             OpenOrigin::Memory(bytes) => bytes,
         }
     }
@@ -84,7 +84,7 @@ impl OpenOrigins {
 
     /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
-        self.file(origin).map_or(Ok(()), OpenFile::check_unchanged)
+        self.file(origin).map_or(Ok(()), |file| file.check_unchanged())
     }
 
     /// Fails if the bytes of an origin of a tensor changed since it was parsed.
@@ -107,6 +107,6 @@ impl OpenOrigins {
             OpenOrigin::File(file) => Some(file),
             OpenOrigin::Memory(_) => None,
         });
-        files.try_for_each(OpenFile::check_state_unchanged)
+        files.try_for_each(|file| file.check_state_unchanged())
     }
 }

@@ -14,6 +14,7 @@ use std::path::Path;
 use crate::shell_word::shell_word;
 use crate::source::{ReadAt, SourceError};
 
+use super::json::UniqueMap;
 use super::tensor::{ByteRun, Dtype, OriginId, Tensor, TensorBytes, TensorName};
 use header_json::{HeaderJson, TensorInfo};
 
@@ -26,13 +27,14 @@ const MAX_DTYPE_CHARACTERS: usize = 40;
 /// The metadata key under which torch.distributed.checkpoint writes the first steps of each tensor's piece.
 pub const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
 
-/// The first steps of each tensor's piece; `None` if they are not stated as torch.distributed.checkpoint does it.
+/// The first steps of each tensor's piece; `None` if they are not stated as torch.distributed.checkpoint does it, or
+/// twice.
 pub fn parse_sharding_info(info: &str) -> Option<BTreeMap<String, Vec<u64>>> {
     #[derive(serde::Deserialize)]
     struct PieceInfo {
         saved_offsets: Vec<u64>,
     }
-    let pieces: BTreeMap<String, PieceInfo> = serde_json::from_str(info).ok()?;
+    let UniqueMap(pieces): UniqueMap<PieceInfo> = serde_json::from_str(info).ok()?;
     Some(pieces.into_iter().map(|(name, piece)| (name, piece.saved_offsets)).collect())
 }
 

@@ -69,8 +69,8 @@ pub fn join_boxes(
     Ok(TensorBytes::from_boxes(dims.into(), item_bytes, boxes))
 }
 
-/// The boxes of a contiguous range of values of a tensor that lie one after the other from a byte of an origin on: at
-/// most two for each axis.
+/// The boxes of a contiguous range of values of a tensor, at most two for each axis. The values follow one another in an
+/// origin, from the first byte of `from` on.
 pub fn boxes_of_values(
     dims: &[u64],
     item_bytes: u64,

@@ -48,7 +48,7 @@ pub fn interpret(arena: &Arena, id: NodeId) -> PickleValue<'_> {
             }
             match arena.global(callable) {
                 Some(call) if is_plain_call(call) => PickleValue::Plain,
-                _ => match rank_piece_class(arena, callable) {
+                _ => match arena.global(callable).and_then(rank_piece_class) {
                     Some(class) => PickleValue::Tensor(Err(TensorError::RankPiece { class })),
                     None => PickleValue::Object(class_name(arena, callable)),
                 },

@@ -60,7 +60,7 @@ fn locate_tensors(
     selection: Selection,
     mut locate: impl FnMut(TensorName, &TensorView<'_>) -> Result<Tensor, TensorError>,
 ) -> Result<FileContents, TorchError> {
-    let Selection { entries, rank_pieces, mut refused, mut notes } = selection;
+    let Selection { entries, rank_pieces, mut refused, obvious_choices, mut notes } = selection;
     if let Some(piece) = rank_pieces.into_iter().next() {
         return Err(SelectError::RankPieces { name: piece.name, kind: piece.class }.into());
     }
@@ -97,5 +97,12 @@ fn locate_tensors(
             "{n} of a class that a library adds to torch (the first: {first}): their values are shown, their attributes are not"
         ));
     }
-    Ok(FileContents { tensors, unpacked: Vec::new(), metadata: None, notes, refused })
+    Ok(FileContents {
+        tensors,
+        unpacked: Vec::new(),
+        metadata: None,
+        obvious_choices,
+        notes,
+        refused,
+    })
 }

@@ -105,7 +105,7 @@ fn wrapped_tensor<'a>(
             kind("a tensor of the meta device, without values")
         }
         ("_rebuild_wrapper_subclass", args) => {
-            match args.first().and_then(|&class| rank_piece_class(arena, class)) {
+            match args.first().and_then(|&class| arena.global(class)).and_then(rank_piece_class) {
                 Some(class) => Some(Err(TensorError::RankPiece { class })),
                 None => kind("a tensor that wraps others"),
             }
@@ -131,7 +131,7 @@ fn subclass_view<'a>(
     wrappings: usize,
 ) -> Result<TensorView<'a>, TensorError> {
     let wrappings = wrappings.checked_sub(1).ok_or(MALFORMED_ARGS)?;
-    if let Some(class) = rank_piece_class(arena, class) {
+    if let Some(class) = arena.global(class).and_then(rank_piece_class) {
         return Err(TensorError::RankPiece { class });
     }
     let args = match arena.node(args) {
@@ -152,14 +152,10 @@ fn subclass_view<'a>(
     }
 }
 
-/// torch's class for one rank's piece of a tensor, if a node is one.
-pub fn rank_piece_class(arena: &Arena, class: NodeId) -> Option<&'static str> {
-    match arena.global(class)? {
-        (module, name) if module.starts_with("torch.distributed") => {
-            RANK_PIECE_CLASSES.into_iter().find(|class| *class == name)
-        }
-        _ => None,
-    }
+/// torch's class for one rank's piece of a tensor, if this is one.
+pub fn rank_piece_class((module, name): (&str, &str)) -> Option<&'static str> {
+    let is_distributed = module.starts_with("torch.distributed");
+    RANK_PIECE_CLASSES.into_iter().find(|class| is_distributed && *class == name)
 }
 
 /// Refuses attributes that, when set, give a tensor other values. torch never writes them.

@@ -15,8 +15,7 @@ use crate::checkpoint::tensor::{Dtype, Origin, OriginId, Shape, Tensor, TensorBo
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::folder_path;
-use super::rank_files::count_ranks;
+use super::{check_rank_count, folder_path, origin_note, unrecorded_note};
 use crate::checkpoint::training_error::TrainingError;
 
 /// Threads that read files.
@@ -47,6 +46,7 @@ pub fn read_folder(
         return Err(error(TrainingError::NoSuchKey { key, keys }));
     }
     let ranks = check_names(names).map_err(error)?;
+    check_rank_count(ranks, options).map_err(error)?;
     let numbered: Vec<(usize, &String)> = names.iter().enumerate().collect();
     let read = |&(number, name): &(usize, &String)| {
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
@@ -111,10 +111,8 @@ pub fn read_folder(
         let kept = metadata.iter().filter(|(key, _)| !key.starts_with(DCP_KEY_PREFIX));
         kept.map(|(key, value)| (key.clone(), value.clone())).collect()
     });
-    let notes = vec![
-        "joined from the safetensors files of torch.distributed.checkpoint".to_owned(),
-        format!("{} found, the number is not recorded", count_ranks(ranks)),
-    ];
+    let obvious_choices = vec![origin_note("torch.distributed.checkpoint", &folder, ranks)];
+    let notes = unrecorded_note(ranks, options).into_iter().collect();
     Ok(Checkpoint {
         path,
         format: Format::DcpSafetensors,
@@ -124,6 +122,7 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata,
+        obvious_choices,
         notes,
         refused: Vec::new(),
         options: options.clone(),

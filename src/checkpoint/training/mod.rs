@@ -21,6 +21,7 @@ use super::contents::Checkpoint;
 use super::directory::{TrainingFolder, TrainingFormat};
 use super::error::CheckpointError;
 use super::options::ParseOptions;
+use super::training_error::{TrainingError, count_ranks};
 
 /// Reads the checkpoint in the files of a folder.
 pub fn read_training_folder(
@@ -37,7 +38,7 @@ pub fn read_training_folder(
     let mut checkpoint = read_files(root, directory, path, folder, options)?;
     if let (Some(pointer), Some(name)) = (&folder.pointer, directory.file_name()) {
         let name = name.to_string_lossy();
-        checkpoint.notes.push(format!("of the folder that `{pointer}` names: {name}"));
+        checkpoint.obvious_choices.push(format!("of the folder that `{pointer}` names: {name}"));
     }
     Ok(checkpoint)
 }
@@ -64,6 +65,42 @@ fn read_files(
             deepspeed::read_universal_folder(root, directory, path, &folder.names, options)
         }
     }
+}
+
+/// Fails if the user gave another number of ranks than was found.
+fn check_rank_count(found: u64, options: &ParseOptions) -> Result<(), TrainingError> {
+    match options.ranks.map(u64::from) {
+        Some(expected) if expected != found => Err(TrainingError::RankCount { found, expected }),
+        _ => Ok(()),
+    }
+}
+
+/// What a checkpoint was joined from, in words.
+fn origin_note(library: &str, folder: &Path, ranks: u64) -> String {
+    let step = step_of(folder).map(|step| format!(", step {step}")).unwrap_or_default();
+    format!("joined from {library}: {}{step}", count_ranks(ranks))
+}
+
+/// The note on files that do not record the number of ranks, unless the user gave it.
+fn unrecorded_note(ranks: u64, options: &ParseOptions) -> Option<String> {
+    let note = || {
+        format!("{} found, the number is not recorded: --ranks N enforces it", count_ranks(ranks))
+    };
+    options.ranks.is_none().then(note)
+}
+
+/// Words before the number of a step in the names of folders.
+const STEP_WORDS: [&str; 4] = ["step", "checkpoint", "iter", "epoch"];
+
+/// The step that a folder or the one above it has in its name.
+fn step_of(folder: &Path) -> Option<u64> {
+    folder.ancestors().take(2).find_map(|folder| {
+        let name = folder.file_name()?.to_str()?;
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let (words, number) = name.split_at(name.len() - digits);
+        let words = words.to_ascii_lowercase();
+        STEP_WORDS.iter().any(|word| words.contains(word)).then(|| number.parse().ok())?
+    })
 }
 
 /// The path of a folder in messages.

@@ -22,7 +22,7 @@ use crate::checkpoint::torch::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::folder_path;
+use super::{check_rank_count, folder_path, origin_note, unrecorded_note};
 use crate::checkpoint::training_error::TrainingError;
 
 /// Threads that read files of ranks.
@@ -43,6 +43,7 @@ struct RankContents {
     whole: Vec<Tensor>,
     pieces: Vec<TensorPiece>,
     refused: Vec<RefusedEntry>,
+    obvious_choices: Vec<String>,
     notes: Vec<String>,
     /// Whether it has pieces at all, readable or not.
     has_pieces: bool,
@@ -80,6 +81,7 @@ pub fn read_folder(
             },
         })
     };
+    check_rank_count(set.names.len() as u64, options).map_err(error)?;
     let numbered: Vec<(usize, &(u32, String))> = set.names.iter().enumerate().collect();
     let ranks = parallel_map(&numbered, MAX_READER_THREADS, read);
     let ranks = ranks.into_iter().collect::<Result<Vec<RankContents>, CheckpointError>>()?;
@@ -97,17 +99,17 @@ pub fn read_folder(
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
     }
     let mut refused: Vec<RefusedEntry> = Vec::new();
-    let mut notes = vec![format!("joined from the files of {}", count_ranks(found))];
+    let mut notes = Vec::new();
+    let mut obvious_choices = vec![origin_note("files by rank of torch", &folder, found)];
     if set.world_size.is_none() && recorded < found {
-        notes.push(format!("{} found, the number is not recorded", count_ranks(found)));
+        notes.extend(unrecorded_note(found, options));
     }
     for rank in &ranks {
         let new = rank.refused.iter().filter(|entry| !refused.iter().any(|r| r.name == entry.name));
         let new: Vec<RefusedEntry> = new.cloned().collect();
         refused.extend(new);
-        let new = rank.notes.iter().filter(|note| !notes.contains(note));
-        let new: Vec<String> = new.cloned().collect();
-        notes.extend(new);
+        add_new(&mut notes, &rank.notes);
+        add_new(&mut obvious_choices, &rank.obvious_choices);
         rank.file.check_unchanged()?;
     }
     Ok(Checkpoint {
@@ -119,14 +121,20 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors: joined,
         metadata: None,
+        obvious_choices,
         notes,
         refused,
         options: options.clone(),
     })
 }
 
-pub fn count_ranks(n: u64) -> String {
-    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
+/// Adds the notes that are not there yet: each rank has the same.
+fn add_new(notes: &mut Vec<String>, more: &[String]) {
+    for note in more {
+        if !notes.contains(note) {
+            notes.push(note.clone());
+        }
+    }
 }
 
 enum ReadError {
@@ -150,7 +158,7 @@ fn read_rank(
     let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
     let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
         .map_err(TorchError::from)?;
-    let Selection { entries, rank_pieces, mut refused, notes } = selection;
+    let Selection { entries, rank_pieces, mut refused, obvious_choices, notes } = selection;
     let mut whole = Vec::with_capacity(entries.len());
     for (name, id) in entries {
         match storages.tensor(&arena, TensorName::from(&*name), id) {
@@ -199,7 +207,16 @@ fn read_rank(
         let error = TrainingError::Compressed { name: name.to_owned() };
         return Err(ReadError::Training(error));
     }
-    Ok(RankContents { file, whole, pieces, refused, notes, has_pieces, rank_count })
+    Ok(RankContents {
+        file,
+        whole,
+        pieces,
+        refused,
+        obvious_choices,
+        notes,
+        has_pieces,
+        rank_count,
+    })
 }
 
 /// The boxes of a whole tensor that a rank's tensor holds.

@@ -1,8 +1,14 @@
 //! Selects the model among the names of a training run's state.
 //!
 //! A save flattens the state of a run into one list of names, and records the keys that led to each. The first rule that
-//! fits decides: the key of the user; the dictionary `model` or `state_dict`; the only dictionary, in which the rules
-//! are applied again; what is no training state. Where several dictionaries remain, the user has to choose.
+//! fits decides:
+//!
+//! 1. the key of the user;
+//! 2. the dictionary `model` or `state_dict`;
+//! 3. the only dictionary, in which the rules are applied again;
+//! 4. all that is no training state.
+//!
+//! Where several dictionaries remain, the user has to choose.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +51,9 @@ pub struct SelectedNames {
     pub names: Vec<(usize, usize)>,
     /// How all names of the selected dictionary begin; empty if it is the whole.
     pub prefix: String,
-    /// What was selected and what was left out, in words.
+    /// Choices that leave no doubt, in words: what is not shown is training state.
+    pub obvious_choices: Vec<String>,
+    /// What else was selected and what was left out, in words.
     pub notes: Vec<String>,
 }
 
@@ -71,8 +79,9 @@ pub fn select_root(
             (None, Some(key), None) if groups.single.is_empty() => key,
             _ => return select_weights(names, &groups, &path),
         };
-        let others = groups.dictionaries.keys().filter(|other| **other != key);
-        let others = TruncatedList::from_names(others.map(|other| joined(&path, other)));
+        let others = || groups.dictionaries.keys().filter(|other| **other != key);
+        let is_obvious = others().all(|other| is_training_dictionary(other));
+        let others = TruncatedList::from_names(others().map(|other| joined(&path, other)));
         path.push(key);
         if let Some(inner) = groups.dictionaries.get(key) {
             at = inner.clone();
@@ -82,7 +91,10 @@ pub fn select_root(
             let mut note = format!("shown: `{}`", path.join("."));
             if !others.is_empty() {
                 note += &format!("; not shown, choose with --root: {others}");
-                selected.notes.push(note);
+                match is_obvious {
+                    true => selected.obvious_choices.push(note),
+                    false => selected.notes.push(note),
+                }
             }
             return Ok(selected);
         }
@@ -157,10 +169,10 @@ fn select_weights(
     let mut selected = select_all(names, &weights, path);
     let keys = keys();
     if !keys.is_empty() {
-        selected.notes.push(format!("not shown, choose with --root: {keys}"));
+        selected.obvious_choices.push(format!("not shown, choose with --root: {keys}"));
     }
     if left_out > 0 {
-        selected.notes.push(format!("not shown: {left_out} tensors of the optimizer"));
+        selected.obvious_choices.push(format!("not shown: {left_out} tensors of the optimizer"));
     }
     Ok(selected)
 }
@@ -180,7 +192,7 @@ fn select_all(names: &[FlatName<'_>], at: &[usize], path: &[&str]) -> SelectedNa
     // A name that is not its keys joined by dots is shown whole.
     let names = at.iter().map(|n| (*n, if is_joined(n) { skip } else { 0 })).collect();
     let prefix = path.iter().map(|key| format!("{key}.")).collect();
-    SelectedNames { names, prefix, notes: Vec::new() }
+    SelectedNames { names, prefix, ..SelectedNames::default() }
 }
 
 /// The tensors whose names begin with the user's key.
@@ -203,7 +215,7 @@ fn select_by_user(names: &[FlatName<'_>], key: &str) -> Result<SelectedNames, Tr
         let keys = TruncatedList::from_names(keys);
         return Err(TrainingError::NoSuchKey { key: key.to_owned(), keys });
     }
-    Ok(SelectedNames { names: selected, prefix: format!("{key}."), notes: Vec::new() })
+    Ok(SelectedNames { names: selected, prefix: format!("{key}."), ..SelectedNames::default() })
 }
 
 #[cfg(test)]

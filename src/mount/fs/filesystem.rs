@@ -13,11 +13,10 @@ use fuser::{
 
 use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT};
 use super::blocking_pool::BlockingPool;
-use super::handles::OpenReply;
+use super::handles::{OpenReply, ReadRange};
 use super::inodes::ROOT;
-use super::outcomes::{RequestFailure, log_panic};
+use super::outcomes::{ReadReply, RequestFailure, log_panic, panic_if_asked};
 use super::readdir;
-use super::reply::{ReadRange, ReadReply};
 use super::state::FilesystemState;
 use super::{denied_ops, xattrs};
 
@@ -158,7 +157,7 @@ impl fuser::Filesystem for FuseFilesystem {
         let range = ReadRange { offset, size };
         // A panic drops the reply, which answers EIO and records that.
         let _ = log_panic(|| {
-            xattrs::panic_if_asked();
+            panic_if_asked();
             self.state.handles.read(handle.0, range, reply);
         });
     }

@@ -15,8 +15,7 @@ use crate::view::{View, ViewError};
 use super::blocking_pool::BlockingPoolHandle;
 use super::inodes::{Inode, InodeKind};
 use super::open_virtual_files::{OpenVirtualFile, OpenVirtualFiles};
-use super::outcomes::RequestFailure;
-use super::reply::{ReadRange, ReadReply};
+use super::outcomes::{ReadReply, RequestFailure};
 use super::source_handles::{SourceAccess, SourceHandles};
 
 /// The open files of a mount.
@@ -37,6 +36,13 @@ pub struct HandleTable {
 /// Bytes of the budget that stay for blocks, a few for each reader. Virtual files, open or kept for the next open,
 /// take at most the rest, unless a single one is larger.
 const MIN_BLOCKS_BYTES: u64 = 8 << 20;
+
+/// The bytes that a read asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadRange {
+    pub offset: u64,
+    pub size: u32,
+}
 
 /// A file that is open, before the kernel has a handle of it.
 pub enum PreparedOpen {

@@ -14,7 +14,6 @@ mod listings;
 mod open_virtual_files;
 mod outcomes;
 mod readdir;
-mod reply;
 mod retries;
 mod source_handles;
 mod state;

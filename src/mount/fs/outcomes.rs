@@ -1,4 +1,5 @@
-//! What became of the kernel's requests: how many were answered, and why the last ones failed.
+//! What became of the kernel's requests: how many were answered, and why the last ones failed. A read's reply counts
+//! itself.
 //!
 //! Every error that a lookup, an open or a read of the mount returns is recorded here, so that the statistics explain
 //! it. A name that is not shown (ENOENT) is no error: programs ask for many names that may be missing.
@@ -6,11 +7,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+#[cfg(debug_assertions)]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fuser::Errno;
+use fuser::{Errno, ReplyData};
 
 use crate::cache::CacheError;
 use crate::log_throttle::LogThrottle;
@@ -189,6 +192,66 @@ impl RequestOutcomes {
         log_panic(request)
             .unwrap_or_else(|_| Err(self.record(number, &RequestFailure::internal_fault())))
     }
+}
+
+/// The reply to one read. If it is dropped instead, the kernel gets EIO.
+pub struct ReadReply {
+    reply: Option<ReplyData>,
+    /// The inode number of the file.
+    number: u64,
+    outcomes: Arc<RequestOutcomes>,
+}
+
+impl ReadReply {
+    pub fn new(reply: ReplyData, number: u64, outcomes: Arc<RequestOutcomes>) -> ReadReply {
+        ReadReply { reply: Some(reply), number, outcomes }
+    }
+
+    pub fn send(mut self, bytes: &[u8]) {
+        if let Some(reply) = self.reply.take() {
+            self.outcomes.count_read(bytes.len());
+            reply.data(bytes);
+        }
+    }
+
+    pub fn fail(mut self, failure: &RequestFailure) {
+        self.send_failure(failure);
+    }
+
+    /// Declines a read whose bytes no program waits for. It is no error of the mount.
+    pub fn decline(mut self) {
+        if let Some(reply) = self.reply.take() {
+            reply.error(Errno::EBADF);
+        }
+    }
+
+    fn send_failure(&mut self, failure: &RequestFailure) {
+        if let Some(reply) = self.reply.take() {
+            reply.error(self.outcomes.record(self.number, failure));
+        }
+    }
+}
+
+impl Drop for ReadReply {
+    fn drop(&mut self) {
+        if self.reply.is_some() {
+            let failure = match std::thread::panicking() {
+                true => RequestFailure::internal_fault(),
+                false => RequestFailure::abandoned(),
+            };
+            self.send_failure(&failure);
+        }
+    }
+}
+
+/// The next read of a debug build panics: a test asked for it.
+#[cfg(debug_assertions)]
+pub static PANICS_ON_READ: AtomicBool = AtomicBool::new(false);
+
+/// Panics if a test asked for it.
+pub fn panic_if_asked() {
+    #[cfg(debug_assertions)]
+    assert!(!PANICS_ON_READ.swap(false, Ordering::Relaxed), "asked to");
 }
 
 /// Runs the work of a request, and logs a panic in it.

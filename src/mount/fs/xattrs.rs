@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
 #[cfg(debug_assertions)]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::checkpoint::ParseOptions;
 use crate::mount::stats::STATS_ATTRIBUTE;
@@ -13,6 +13,8 @@ use crate::mount_info::{
 };
 
 use super::inodes::{Inode, InodeKind, ROOT};
+#[cfg(debug_assertions)]
+use super::outcomes::PANICS_ON_READ;
 use super::state::FilesystemState;
 
 /// Reading this attribute makes a debug build panic, which tests use.
@@ -22,15 +24,6 @@ const PANIC_ATTRIBUTE: &str = "user.ckptfs.panic";
 /// Reading this attribute makes the next read of a debug build panic.
 #[cfg(debug_assertions)]
 const READ_PANIC_ATTRIBUTE: &str = "user.ckptfs.panic-on-read";
-
-#[cfg(debug_assertions)]
-static PANICS_ON_READ: AtomicBool = AtomicBool::new(false);
-
-/// Panics if a test asked for it.
-pub fn panic_if_asked() {
-    #[cfg(debug_assertions)]
-    assert!(!PANICS_ON_READ.swap(false, Ordering::Relaxed), "asked to");
-}
 
 /// The value of an attribute; `None` if the inode has none of that name.
 pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) -> Option<Vec<u8>> {
@@ -61,7 +54,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
         InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
         _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse),
     };
-    let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
+    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks } = options;
     let attribute = SourceAttribute {
         version: SOURCE_FORMAT_VERSION,
         source: state.about.source.to_string_lossy().into_owned().into(),
@@ -72,6 +65,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
             root: root_key.clone(),
             allow_partial: *allow_partial,
             follow_symlinks: *follow_symlinks,
+            ranks: *ranks,
         },
         pid: std::process::id(),
         rootfd: view.root().as_fd().as_raw_fd(),

@@ -15,8 +15,7 @@ use crate::source::file::OpenFile;
 use crate::source::read_at::ReadAt;
 use crate::threads::lock;
 
-use super::pages::{evict, to_whole_pages, uncached_ranges};
-use super::residency::READAHEAD_MARGIN_BYTES;
+use super::pages::{READAHEAD_MARGIN_BYTES, evict, to_whole_pages, uncached_ranges};
 
 /// Bytes that are read before they are evicted: each eviction takes the kernel as long as a small read.
 const EVICT_BATCH_BYTES: u64 = 1 << 20;

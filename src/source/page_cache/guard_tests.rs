@@ -1,17 +1,19 @@
 //! With real files: what was cached before is cached afterwards, and nothing else.
 
+use std::sync::Arc;
+
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 
 use super::*;
-use crate::source::read_strategy::ReadStrategy;
+use crate::source::file_reader::FileReader;
 use crate::source::test_file;
 
 const SIZE_BYTES: u64 = 8 << 20;
 
 struct Sample {
-    file: OpenFile,
-    strategy: ReadStrategy,
+    file: Arc<OpenFile>,
+    reader: FileReader,
     guard: PageCacheGuard,
     _dir: TempDir,
 }
@@ -21,10 +23,11 @@ impl Sample {
     fn new() -> Sample {
         let (dir, file) = test_file::on_disk(&vec![7; SIZE_BYTES as usize]);
         test_file::sync(&dir);
-        let strategy = ReadStrategy::new(&file);
-        let guard = strategy.guard_reads();
+        let file = Arc::new(file);
+        let reader = FileReader::new(&file);
+        let guard = reader.guard_reads();
         evict(&file, &(0..SIZE_BYTES));
-        let sample = Sample { file, strategy, guard, _dir: dir };
+        let sample = Sample { file, reader, guard, _dir: dir };
         assert_eq!(sample.cached_ranges(), []);
         sample
     }
@@ -35,14 +38,14 @@ impl Sample {
 
     /// Reads as another program does, without readahead.
     fn others_read(&self, range: &Range<u64>) {
-        fadvise(&self.file, 0, None, Advice::Random).unwrap();
+        fadvise(&*self.file, 0, None, Advice::Random).unwrap();
         let mut out = vec![0; (range.end - range.start) as usize];
         self.file.read_exact_at(&mut out, range.start).unwrap();
     }
 
     fn read_through(&self, range: Range<u64>) {
         let mut out = vec![0; (range.end - range.start) as usize];
-        let read = || self.strategy.read_without_readahead(&self.file, &mut out, range.start);
+        let read = || self.reader.read_without_readahead(&mut out, range.start);
         self.guard.read_through(&self.file, &range, read).unwrap();
         assert!(out.iter().all(|byte| *byte == 7));
     }

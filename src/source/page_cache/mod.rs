@@ -2,7 +2,6 @@
 
 mod guard;
 mod pages;
-mod residency;
 
 pub use guard::{ActiveRead, PageCacheGuard, WholeFileGuard};
-pub use residency::Residency;
+pub use pages::Residency;

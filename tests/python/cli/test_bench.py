@@ -251,7 +251,7 @@ def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
     assert read.read_bytes() == page
 
 
-def test_a_missing_package_is_reported(monkeypatch, capsys):
+def test_a_missing_package_is_reported(monkeypatch, capsys, tmp_path):
     installed = {"torch", "safetensors"}
     found = lambda name: name if name in installed else None
     monkeypatch.setattr(loaders.importlib.util, "find_spec", found)
@@ -263,8 +263,31 @@ def test_a_missing_package_is_reported(monkeypatch, capsys):
     names, _ = loaders.select(["fastsafetensors"], "safetensors", "cuda:0")
     assert names == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
-    assert run_bench(["x.safetensors"]) == FAILED
+    # What is wrong with the path is told first.
+    assert run_bench([str(tmp_path / "nothing")]) == FAILED
+    assert f"ckptfs: {tmp_path}/nothing: no such file or directory\n" in capsys.readouterr().err
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    assert run_bench([str(tmp_path / "broken.pt")]) == REFUSED
+    assert "text, not a checkpoint" in capsys.readouterr().err
+    write_shards(tmp_path / "model", 1, 1, 1, 30)
+    assert run_bench([str(tmp_path / "model")]) == FAILED
     assert "what to do: pip install torch" in capsys.readouterr().err
+
+
+def test_a_remedy_with_an_option_that_bench_lacks_is_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = "its model.pt"
+    torch.save({"weight": torch.ones(2), "odd": torch.eye(2).to_sparse()}, path)
+    done = bench(path)
+    command = f"ckptfs export --allow-partial '{path}' exported.safetensors && ckptfs bench exported.safetensors"
+    assert done.returncode == REFUSED and "allow_partial" not in done.stderr
+    says = f"ckptfs: {path}: has entries that cannot be shown: `odd`: is a sparse tensor"
+    assert done.stderr.startswith(says) and f" with --allow-partial: {command}; or, " in done.stderr, done.stderr
+    torch.save({"model": torch.nn.Linear(2, 2), "optimizer": {"weight": torch.ones(2)}}, path)
+    done = bench(path)
+    command = command.replace("--allow-partial", "--root optimizer")
+    assert done.returncode == REFUSED and "root=" not in done.stderr
+    assert done.stderr.endswith(f": --root optimizer: {command}\n"), done.stderr
 
 
 def test_a_missing_device_is_reported(tmp_path):

@@ -22,9 +22,9 @@ ROWS, COLUMNS = 24, 80
 class Terminal:
     """A program on a terminal."""
 
-    def __init__(self, *words):
+    def __init__(self, *words, rows=ROWS):
         self._master, inside = pty.openpty()
-        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
         env = os.environ | {"TERM": "xterm"}
         self.program = subprocess.Popen([str(word) for word in words], stdin=inside, stdout=inside, stderr=inside,
                                         env=env)  # fmt: skip
@@ -53,8 +53,8 @@ class Terminal:
 def terminal():
     opened = []
 
-    def run(*words):
-        opened.append(Terminal(find_binary(), *words))
+    def run(*words, **options):
+        opened.append(Terminal(find_binary(), *words, **options))
         return opened[-1]
 
     yield run
@@ -96,6 +96,14 @@ def test_watched_status_is_drawn_in_place(terminal, mounts, tmp_path):
         assert frame.startswith(f"\r\x1b[{lines}A"), frame
         lines = frame.count("\n")
     assert "\x1b[2J" not in shown and "\x1b[H" not in shown
+
+
+def test_a_watch_says_how_much_has_no_room(terminal, mounts, tmp_path):
+    write_shards(tmp_path / "models/llama", 1, 2, 2, 100)
+    mounts(tmp_path / "models")
+    shown = terminal("status", "--watch", rows=5).read_until(lambda shown: shown.count(b"\x1b[J") >= 1)
+    lines = [line for line in drawn_lines(shown.split("\x1b[J")[0]) if line]
+    assert len(lines) == 4 and re.fullmatch(r"… \d+ more lines; ckptfs status shows all", lines[-1]), lines
 
 
 def test_a_watch_that_is_piped_repeats(mounts, tmp_path):

@@ -57,6 +57,12 @@ def test_the_command_mounts_and_unmounts(mount, source):
     assert not is_mounted(mount.point)
 
 
+@pytest.mark.parametrize("name", ["run", "bench", "mount"])
+def test_help_fits_80_columns_where_no_terminal_tells_its_own(command, name):
+    shown = Ckptfs(command)(name, "--help")
+    assert shown.code == DONE and max(map(len, shown.stdout.splitlines())) <= 80
+
+
 def test_status_lists_the_mounts(command, mount):
     done = Ckptfs(command)("status")
     assert done.code == DONE and str(mount.point) in done.stdout

@@ -10,9 +10,11 @@ import time
 import ckptfs
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from ckptfs.torch import load_file, load_model, save_sharded
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
 import models
@@ -21,8 +23,8 @@ from guides import blocks, ran, with_command
 from pipelines import stable_diffusion
 from samples import numbers
 
-COMPUTED_ONCE, A_LORA, OF_DIFFUSERS, TO_GO_ON_FROM, OF_OTHERS = blocks("training.md")
-(UNCHANGED,) = blocks("training.md", "sh")
+COMPUTED_ONCE, A_LORA, OF_DIFFUSERS, TO_GO_ON_FROM, OF_OTHERS, OF_RANKS, FROM_A_MOUNT = blocks("training.md")
+UNCHANGED, COMMANDS_OF_RANKS = blocks("training.md", "sh")
 
 
 @pytest.fixture
@@ -228,3 +230,66 @@ def test_the_parts_of_other_programs_checkpoints_load(folder):
         ["ckptfs", "inspect", "runs/last.ckpt"], env=with_command(folder), capture_output=True, text=True
     )
     assert "shown: `state_dict`" in told.stdout and "choose with --root: `ema`, `optimizer`" in told.stdout
+
+
+def save_by_trainer(model, folder):
+    """What Trainer and accelerate leave with FSDP: the model in a folder of its own, beside the config."""
+    model.config.save_pretrained(folder)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/pytorch_model_fsdp_0", no_dist=True)
+    return folder
+
+
+def save_by_torchtitan(model, folder):
+    moments = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
+    state = {**model.state_dict(), "optimizer": {"state": moments}, "train_state": {"step": torch.tensor(9)}}
+    dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+    model.config.save_pretrained(folder)
+    return folder
+
+
+def save_by_automodel(model, folder):
+    index = dict.fromkeys(model.state_dict(), 1)
+    writer = HuggingFaceStorageWriter(f"{folder}/model", fqn_to_index_mapping=index, save_distributed=True)
+    dcp.save(model.state_dict(), storage_writer=writer, no_dist=True)
+    model.config.save_pretrained(f"{folder}/model")
+    return folder / "model"
+
+
+def save_by_verl(model, folder):
+    (folder / "actor").mkdir(parents=True)
+    torch.save(model.state_dict(), folder / "actor/model_world_size_1_rank_0.pt")
+    model.config.save_pretrained(folder / "actor/huggingface")
+    return folder / "actor/huggingface"
+
+
+SAVERS = [save_by_trainer, save_by_torchtitan, save_by_automodel, save_by_verl]
+
+
+@pytest.mark.parametrize("save", SAVERS)
+def test_transformers_loads_what_a_trainer_left_through_a_mount(folder, save):
+    model = models.llama()
+    (folder / "runs").mkdir()
+    where = save(model, folder / "runs/checkpoint-500")
+    with ckptfs.mount("runs", "runs"):
+        check_same(AutoModelForCausalLM.from_pretrained(where).state_dict(), model.state_dict())
+
+
+def test_the_code_for_runs_of_several_ranks_loads_them(folder):
+    model = models.llama()
+    save_by_trainer(model, folder / "runs/checkpoint-500")
+    save_by_torchtitan(model, folder / "runs/step-9000")
+    made = ran(OF_RANKS)
+    check_same(made["weights"], model.state_dict())
+    assert set(made["moments"]) == {f"state.{name}" for name in model.state_dict()}
+    assert torch.equal(made["rows"], model.state_dict()["lm_head.weight"][:16])
+    (folder / "mnt").mkdir()
+    done = subprocess.run(
+        ["sh", "-ec", COMMANDS_OF_RANKS], env=with_command(folder), capture_output=True, text=True, timeout=120
+    )
+    try:
+        assert done.returncode == 0, done.stderr
+        assert "joined from torch.distributed.checkpoint: 1 rank, step 500" in done.stdout
+        check_same(load_file("model.safetensors"), model.state_dict())
+        check_same(ran(FROM_A_MOUNT)["model"].state_dict(), model.state_dict())
+    finally:
+        subprocess.run([sys.executable, "-P", "-m", "ckptfs", "unmount", "mnt"], timeout=60, check=True)

@@ -341,3 +341,21 @@ def test_the_notes_say_which_dictionary_was_chosen_and_why(saved, shows):
     assert noted(shows(saved(nested), flat), "shown: the whole", "joined with dots")
     assert noted(shows(saved({"state_dict": WEIGHTS, "epoch": 3}), WEIGHTS), "`state_dict`", "usual key")
     assert noted(shows(saved({"net": WEIGHTS}), WEIGHTS), "`net`", "only entry")
+
+
+@pytest.mark.parametrize(
+    "beside, is_obvious",
+    [
+        ({"optimizer": {"state": {0: {"step": A}}, "param_groups": [{}]}, "epoch": 3}, True),
+        ({"optim_d": {"moments": A}, "rng_state": B, "loss": A}, True),
+        ({}, True),
+        ({"ema": OTHERS}, False),
+        ({"criterion": OTHERS, "optimizer": {"moments": A}}, False),
+    ],
+)
+def test_an_obvious_choice_is_told_by_inspect_and_no_note_of_export(ckptfs, saved, shows, tmp_path, beside, is_obvious):
+    path = saved({"state_dict": WEIGHTS, **beside})
+    assert noted(shows(path, WEIGHTS), "shown: `state_dict`")
+    for words in (["export", "--force", path, tmp_path / "out.safetensors"], ["verify", path]):
+        outcome = ckptfs(*words)
+        assert outcome.stderr.count("note: shown: `state_dict`") == (not is_obvious), outcome

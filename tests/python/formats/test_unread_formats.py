@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from compare import check_export
 from mounts import until
 from pickles import call, dict_of, name, program, write_zip
-from program import DONE, FAILED, REFUSED
+from program import DONE, FAILED, REFUSED, USAGE
 
 WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
 
@@ -131,9 +131,9 @@ EMPTY_STATES = STATES | {"module": {"a": torch.empty(0)}}
 
 # Folders: what writes each, words that say what it is, and words of what to do about it.
 FOLDERS = {
-    "dcp": (dcp_folder, "torch.distributed.checkpoint (DCP)", "dcp_to_torch {path} {path}.pt"),
+    "dcp": (dcp_folder, "torch.distributed.checkpoint (DCP)", "dcp_to_torch {path} {name}.pt"),
     "dcp-unfinished": (unfinished_dcp, "an unfinished folder", "another step"),
-    "dcp-safetensors": (dcp_safetensors, "a safetensors file for each rank", "{path} {path}-joined.safetensors"),
+    "dcp-safetensors": (dcp_safetensors, "a safetensors file for each rank", "{path} {name}-joined.safetensors"),
     "deepspeed": (
         folder_of(mp_rank_00_model_states=STATES, bf16_zero_pp_rank_0_mp_rank_00_optim_states={"a": 1}),
         "a DeepSpeed checkpoint", "ckptfs inspect {path}/mp_rank_00_model_states.pt",
@@ -142,7 +142,7 @@ FOLDERS = {
         folder_of(
             zero_pp_rank_0_mp_rank_00_model_states=EMPTY_STATES, zero_pp_rank_0_mp_rank_00_optim_states={"a": 1}
         ),
-        "ZeRO stage 3", "python -m deepspeed.utils.zero_to_fp32 {folder} {path}-fp32 -t {name}",
+        "ZeRO stage 3", "python -m deepspeed.utils.zero_to_fp32 {folder} {name}-fp32 -t {name}",
     ),
 }  # fmt: skip
 
@@ -282,6 +282,25 @@ def test_a_folder_of_rank_files_is_one_sharded_checkpoint(ckptfs, tmp_path, name
     assert [refused["names"] for refused in listing["refused"]] == [[file] for file in names]
 
 
+def test_whole_files_with_names_of_ranks_are_checkpoints_of_their_own(ckptfs, tmp_path):
+    names = ["rank_0.pt", "rank_1.pt"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in names:
+        torch.save(WEIGHTS, folder / file)
+    (listing,) = ckptfs("ls", "--json", folder).json()
+    assert [entry["kind"] for entry in listing["entries"]] == ["virtual_file"] * 2
+    for words in (["inspect", folder], ["export", folder, tmp_path / "out.safetensors"]):
+        outcome = ckptfs(*words)
+        assert outcome.code == USAGE
+        assert f"{folder}: several checkpoints in this directory:" in outcome.stderr
+        assert all(f"{folder}/{file}\n" in outcome.stderr for file in names)
+    assert f"name one of them, such as {folder}/{names[0]}\n" in outcome.stderr
+    outcome = ckptfs("inspect", tmp_path)
+    assert outcome.code == FAILED and "sharded" not in outcome.stderr
+    check_export(ckptfs, folder / names[1], WEIGHTS, tmp_path / "out.safetensors")
+
+
 def test_an_unknown_element_type_asks_for_a_newer_ckptfs(ckptfs, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(header('{"dtype": "F5_E2M2", "shape": [0], "data_offsets": [0, 0]}'))
@@ -345,6 +364,8 @@ def test_an_unknown_torch_type_is_named_and_can_be_left_out(ckptfs, tmp_path):
 
 REMOTE = {
     "meta-llama/Llama-3": ("the name of a model on the Hugging Face hub", "hf download meta-llama/Llama-3"),
+    "org/name@v1": ("the name of a model on the Hugging Face hub", "hf download org/name --revision v1"),
+    "org/name:v1": ("the name of a model on the Hugging Face hub", "hf download org/name --revision v1"),
     "https://huggingface.co/org/name": ("is a URL", "hf download org/name"),
     "hf://org/name": ("is a URL", "hf download org/name"),
     "https://example.com/m.pt": ("is a URL", "curl -L -O https://example.com/m.pt"),
@@ -374,10 +395,25 @@ def test_the_remedy_for_a_remote_name_is_to_fetch_it(ckptfs, tmp_path, monkeypat
         assert "fetch it first" in missing.value.__notes__[0]
 
 
-def run_remedy(remedy):
-    """Runs the command in a remedy, with the Python of the tests."""
+def test_a_single_word_may_be_a_path_or_a_model(ckptfs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnt").mkdir()
+    remedy = "check the path: ls .; or, if it is the name of a model on the Hugging Face hub, fetch it"
+    for words in (["inspect", "gpt2"], ["ls", "gpt2"], ["export", "gpt2", "out"], ["mount", "gpt2", "mnt"]):
+        outcome = ckptfs(*words)
+        assert outcome.code == FAILED
+        assert outcome.stderr.startswith(f"ckptfs: gpt2: no such file or directory\n  what to do: {remedy}")
+        assert outcome.stderr.endswith(": hf download gpt2\n")
+    with pytest.raises(FileNotFoundError) as missing:
+        load_file("gpt2")
+    assert str(missing.value).splitlines()[0] == "No such file or directory: gpt2"
+    assert missing.value.__notes__[0].endswith(": hf download gpt2")
+
+
+def run_remedy(remedy, folder):
+    """Runs the command in a remedy in a folder, with the Python of the tests."""
     command = remedy[remedy.index("python ") :].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, (command, done.stderr)
 
 
@@ -397,13 +433,47 @@ REMEDIED = {
 
 
 @pytest.mark.parametrize("kind", REMEDIED)
-def test_the_command_of_a_remedy_gives_the_tensors(ckptfs, tmp_path, kind):
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["on-disk", "in-a-mount"])
+def test_the_command_of_a_remedy_gives_the_tensors(ckptfs, tmp_path, mounts, kind, is_mounted):
     make, expected, ending = REMEDIED[kind]
-    path = tmp_path / "it's here.pt"
-    make(path)
+    source, cwd = tmp_path / "source", tmp_path / "cwd"
+    source.mkdir()
+    cwd.mkdir()
+    make(source / "it's here.pt")
+    path = (mounts(source).point if is_mounted else source) / "it's here.pt"
     _, remedy = Told(ckptfs, path).by_json()
-    run_remedy(remedy)
-    check_export(ckptfs, Path(f"{path}{ending}"), dict(expected), tmp_path / "out.safetensors")
+    run_remedy(remedy, cwd)
+    assert os.listdir(source) == ["it's here.pt"]
+    check_export(ckptfs, cwd / f"it's here.pt{ending}", dict(expected), tmp_path / "out.safetensors")
+
+
+# A program that saves models whose classes only it has.
+SCRIPT = """
+import sys, torch
+class Net(torch.nn.Linear):
+    pass
+torch.manual_seed(0)
+if len(sys.argv) > 1:
+    torch.save(Net(3, 2), "whole it's.pt")
+    torch.save({"model": torch.nn.Sequential(Net(3, 2)), "epoch": 1}, "nested.pt")
+"""
+
+
+@pytest.mark.parametrize("name", ["whole it's.pt", "nested.pt"])
+def test_a_class_of_a_script_is_converted_in_that_script(ckptfs, tmp_path, name):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    subprocess.run([sys.executable, script, "save"], cwd=tmp_path, check=True, timeout=60)
+    _, remedy = Told(ckptfs, tmp_path / name).by_json()
+    assert remedy.startswith("in the program that defines class Net, save the state dict: torch.save(")
+    assert "python -c" not in remedy
+    _, _, statement = remedy.partition("convert it in that program: ")
+    script.write_text(SCRIPT + statement)
+    cwd = tmp_path / "cwd"
+    cwd.mkdir()
+    subprocess.run([sys.executable, script], cwd=cwd, check=True, timeout=60)
+    weights = ckptfs.inspect(cwd / f"{name}.state_dict.pt")["tensors"]
+    assert sorted(weight["name"].removeprefix("0.") for weight in weights) == ["bias", "weight"]
 
 
 def test_what_lies_beside_a_model_that_is_an_object_does_not_take_its_place(ckptfs, tmp_path):

@@ -3,6 +3,7 @@ a living process."""
 
 import errno
 import fcntl
+import functools
 import multiprocessing
 import os
 import signal
@@ -13,18 +14,11 @@ import ckptfs.torch
 import pytest
 import torch
 
-from ckptfs import _ckptfs
 from compare import check_same
-from denied_calls import succeeds_without
+from denied_calls import deny, deny_nameless_files, succeeds_after, succeeds_without
 from samples import numbers
 
 TARGET = "x.safetensors"
-
-# The filesystem looks to a save like one without nameless files.
-NAMED = """
-from ckptfs import _ckptfs
-_ckptfs.open_unnamed_file = lambda folder: None
-"""
 
 
 def old():
@@ -49,28 +43,36 @@ def part_of(folder, name=TARGET):
 
 
 def killed(folder, act, at, named=False):
-    """A process that is killed when it first calls this function of `os`."""
+    """A process that is killed at its first system call of this name."""
     code = f"""
-import os, signal, sys, torch, ckptfs.torch
-{NAMED if named else ""}
-os.{at} = lambda *given, **how: os.kill(os.getpid(), signal.SIGKILL)
+import sys, torch, ckptfs.torch
+from denied_calls import deny_nameless_files, die_at
 tensors = {{f"{{n}}": torch.full((8, 8), n + 0.5) for n in range(4)}}
 folder = sys.argv[1]
+{"deny_nameless_files()" if named else ""}
+die_at("{at}")
 {act}
 """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Python itself renames what it compiles.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", code, str(folder)], env=env, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.returncode == -signal.SIGSYS, done.stderr
+
+
+def save_there(folder, named=False):
+    """Saves to the target; `named` in a process that finds no nameless files."""
+    save = functools.partial(ckptfs.torch.save_file, old(), folder / TARGET)
+    assert succeeds_after(deny_nameless_files, save) if named else save() is None
 
 
 def test_python_and_rust_use_the_same_hidden_names():
-    # The unit tests of src/export/temp_file.rs have the same names.
+    # The unit tests of src/temp_file.rs have the same names.
     assert hidden_name("model.safetensors") == ".ckptfs-f92548523eb0edb1.part"
     assert hidden_name("größe.bin") == ".ckptfs-a7631d0a463cca65.part"
     assert len(hidden_name("n" * 255)) == 29
 
 
-@pytest.mark.parametrize("at, named", [("replace", False), ("replace", True), ("fsync", True)])
+@pytest.mark.parametrize("at, named", [("rename", False), ("rename", True), ("fsync", True)])
 def test_the_next_save_removes_what_a_killed_one_left(tmp_path, at, named):
     ckptfs.torch.save_file(old(), tmp_path / TARGET)
     (tmp_path / ".ckptfs-0123456789abcdef.part").write_bytes(b"another's")
@@ -95,7 +97,7 @@ def test_the_next_set_removes_what_a_killed_one_left(tmp_path, before, during, a
     ckptfs.torch.save_sharded(old(), tmp_path, before)
     act = f"ckptfs.torch.save_sharded(tensors, folder, '{during}')"
     if before == during:
-        killed(tmp_path, act, "replace")
+        killed(tmp_path, act, "rename")
         assert len(hidden(tmp_path)) == 1
     else:
         # One file replaces nothing where there are shards, so that this one is renamed into place.
@@ -106,16 +108,14 @@ def test_the_next_set_removes_what_a_killed_one_left(tmp_path, before, during, a
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_files_of_a_living_process_stay(tmp_path, monkeypatch, named):
-    if named:
-        monkeypatch.setattr(_ckptfs, "open_unnamed_file", lambda folder: None)
+def test_files_of_a_living_process_stay(tmp_path, named):
     part = part_of(tmp_path)
     with open(part, "wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         for _ in range(2):
-            ckptfs.torch.save_file(old(), tmp_path / TARGET)
+            save_there(tmp_path, named)
             assert hidden(tmp_path) == [part.name]
-    ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    save_there(tmp_path, named)
     assert not hidden(tmp_path)
     check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
 
@@ -140,11 +140,15 @@ def test_without_locks_no_file_counts_as_abandoned(tmp_path):
 
 
 @pytest.mark.parametrize("says", ["locked", "another"])
-def test_a_filesystem_with_wrong_answers_does_not_stop_a_save(tmp_path, monkeypatch, says):
+def test_a_filesystem_with_wrong_answers_does_not_stop_a_save(tmp_path, says):
     """It has no unnamed files. Of each it says that it is locked, or does not say which has a name."""
-    monkeypatch.setattr(_ckptfs, "open_unnamed_file", lambda folder: None)
     denied = ("flock", errno.EWOULDBLOCK) if says == "locked" else ("statx", errno.EIO)
-    assert succeeds_without(*denied, lambda: ckptfs.torch.save_file(old(), tmp_path / TARGET))
+
+    def prepare():
+        deny_nameless_files()
+        deny(*denied)
+
+    assert succeeds_after(prepare, lambda: ckptfs.torch.save_file(old(), tmp_path / TARGET))
     check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
     assert len(hidden(tmp_path)) <= 1
 
@@ -154,8 +158,9 @@ ROUNDS, SAVERS = 400, 4
 
 
 def saves(folder, number, named):
+    deny("fsync", 0)
     if named:
-        exec(NAMED)
+        deny_nameless_files()
     for turn in range(ROUNDS):
         tensors = {"a": torch.full((64,), float(number)), "b": torch.full((64,), float(number))}
         ckptfs.torch.save_file(tensors, folder / TARGET)
@@ -174,8 +179,7 @@ def saves(folder, number, named):
 
 
 @pytest.mark.parametrize("kinds", ["nameless", "named", "both"])
-def test_savers_of_one_name_at_once_never_fail_and_leave_nothing(tmp_path, monkeypatch, kinds):
-    monkeypatch.setattr(os, "fsync", lambda number: None)
+def test_savers_of_one_name_at_once_never_fail_and_leave_nothing(tmp_path, kinds):
     start = multiprocessing.get_context("fork").Process
     named = {"nameless": [False], "named": [True], "both": [False, True]}[kinds]
     savers = [start(target=saves, args=(tmp_path, n, named[n % len(named)])) for n in range(SAVERS)]

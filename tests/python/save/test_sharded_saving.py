@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 
 import models
-from ckptfs import _ckptfs
 from ckptfs.save import atomic_file, sharded
 from compare import check_same
+from denied_calls import deny_nameless_files, succeeds_after
 from samples import numbers
 
 
@@ -199,45 +199,79 @@ def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size,
     check_same(ckptfs.torch.load_sharded(small_disk), tensors)
 
 
+ORDER = """
+import os, sys, torch, ckptfs.torch
+from denied_calls import deny_nameless_files
+from samples import numbers
+folder, named = sys.argv[1], sys.argv[2] == "True"
+if named:
+    deny_nameless_files()
+tensors = {f"layers.{n}.weight": numbers(n, 8, 16) for n in range(7)}
+for save in (
+    lambda: ckptfs.torch.save_file(tensors, f"{folder}/x.safetensors"),
+    lambda: ckptfs.torch.save_file(tensors, f"{folder}/x.safetensors"),
+    lambda: ckptfs.torch.save_sharded(tensors, folder, 1600, sync=False),
+    lambda: ckptfs.torch.save_sharded(tensors, folder, 1600),
+):
+    os.access("save", os.F_OK)
+    save()
+os.access("end", os.F_OK)
+"""
+
+# Of the system, by what they do.
+CALLS = {"fsync": "fsync", "linkat": "link", "rename": "replace", "renameat": "replace", "renameat2": "replace"}
+
+
+def traced(folder, named):
+    """The calls that give a file its name, and those that write it to the disk: a list for each of the saves."""
+    log = folder.with_name("calls")
+    # Not every architecture has each.
+    names = ",".join(f"?{name}" for name in ["access", "faccessat", "faccessat2", *CALLS])
+    words = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={names}", "-o", log, sys.executable, "-c", ORDER]
+    # Python itself renames what it compiles.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([*words, str(folder), str(named)], env=env, check=True)
+    saves = []
+    for line in log.read_text().splitlines():
+        call = re.match(r"\d+ +(\w+)\(", line)
+        if '"save"' in line:
+            saves.append([])
+        elif '"end"' in line:
+            return saves
+        elif call and call[1] in CALLS and saves:
+            saves[-1].append(CALLS[call[1]])
+    raise AssertionError("the saves did not end")
+
+
 @pytest.mark.parametrize("named", [False, True])
-def test_without_nameless_files_it_works_too(tmp_path, tensors, monkeypatch, named):
-    if named:
-        monkeypatch.setattr(_ckptfs, "open_unnamed_file", lambda folder: None)
-    order = []
-    for name in ("fsync", "replace", "link"):
-        def told(*given, real=getattr(os, name), name=name, **how):
-            order.append(name)
-            return real(*given, **how)
-        monkeypatch.setattr(os, name, told)
-    linked = _ckptfs.link_hidden_file
-    monkeypatch.setattr(_ckptfs, "link_hidden_file", lambda *given: (order.append("link"), linked(*given))[1])
-    ckptfs.torch.save_file(tensors, tmp_path / "x.safetensors")
+def test_without_nameless_files_it_works_too(tmp_path, tensors, named):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    new, replaced, unsynced, synced = traced(folder, named)
     # The bytes are on the disk before the name is given, and then the name is.
-    assert order == ["fsync", "replace" if named else "link", "fsync"]
-    order.clear()
-    ckptfs.torch.save_file(tensors, tmp_path / "x.safetensors")
+    assert new == ["fsync", "replace" if named else "link", "fsync"]
     # Only a replacement takes two steps.
-    assert order == (["fsync", "replace", "fsync"] if named else ["fsync", "link", "link", "replace", "fsync"])
-    assert held(tmp_path) == ["x.safetensors"]
-    order.clear()
-    ckptfs.torch.save_sharded(tensors, tmp_path, 1600, sync=False)
-    assert "fsync" not in order and ("replace" if named else "link") in order
-    ckptfs.torch.save_sharded(tensors, tmp_path, 1600)
-    assert order.count("fsync") == len(held(tmp_path))
-    for name in held(tmp_path):
+    assert replaced == (["fsync", "replace", "fsync"] if named else ["fsync", "link", "link", "replace", "fsync"])
+    assert "fsync" not in unsynced and ("replace" if named else "link") in unsynced
+    assert synced.count("fsync") == len(held(folder))
+    for name in held(folder):
         if name != "x.safetensors":
-            (tmp_path / name).unlink()
+            (folder / name).unlink()
 
     def fails(self, part):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(atomic_file.AtomicFile, "write", fails)
-    for save in (lambda: ckptfs.torch.save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors"),
-                 lambda: ckptfs.torch.save_sharded(tensors, tmp_path, 1600)):  # fmt: skip
-        with pytest.raises(OSError):
-            save()
-        assert held(tmp_path) == ["x.safetensors"]
-    check_same(ckptfs.torch.load_file(tmp_path / "x.safetensors"), tensors)
+    def all_fail():
+        atomic_file.AtomicFile.write = fails
+        for save in (lambda: ckptfs.torch.save_file({"a": torch.ones(1)}, folder / "x.safetensors"),
+                     lambda: ckptfs.torch.save_sharded(tensors, folder, 1600)):  # fmt: skip
+            with pytest.raises(OSError):
+                save()
+            assert held(folder) == ["x.safetensors"]
+
+    assert succeeds_after(deny_nameless_files if named else (lambda: None), all_fail)
+    layers = {name: tensor for name, tensor in tensors.items() if name.startswith("layers")}
+    check_same(ckptfs.torch.load_file(folder / "x.safetensors"), layers)
 
 
 class Died(BaseException):
@@ -251,7 +285,7 @@ class Died(BaseException):
 def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch, few, before, after):
     made = models.llama()
     old, new = made.state_dict(), {name: tensor + 1 for name, tensor in made.state_dict().items()}
-    calls, number = [(os, "link"), (_ckptfs, "link_hidden_file"), (os, "replace"), (os, "unlink")], 0
+    calls, number = [(atomic_file.AtomicFile, "take"), (os, "unlink")], 0
     while True:
         folder, left = tmp_path / str(number), [number]
         made.config.save_pretrained(folder)
@@ -327,17 +361,20 @@ def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, m
     made = []
 
     class Fifth(atomic_file.AtomicFile):
-        def __init__(self, *given):
+        def __new__(cls, *given):
             if len(made) == 4:
                 raise OSError(errno.EMFILE, "Too many open files")
-            super().__init__(*given)
-            made.append(self)
+            made.append(super().__new__(cls, *given))
+            return made[-1]
 
     monkeypatch.setattr(sharded, "AtomicFile", Fifth)
     with pytest.raises(OSError) as fault:
         ckptfs.torch.save_sharded(tensors, tmp_path, 600, num_threads=1)
     assert fault.value.errno == errno.EMFILE
-    assert len(made) == 4 and all(file._file.closed for file in made) and not held(tmp_path)
+    assert len(made) == 4 and not held(tmp_path)
+    for file in made:
+        with pytest.raises(ValueError, match="closed"):
+            file.fileno()
 
 
 KILLED = """

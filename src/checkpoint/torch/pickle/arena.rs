@@ -193,6 +193,11 @@ impl Arena {
         }
     }
 
+    /// All classes and functions, by module and name.
+    pub fn globals(&self) -> impl Iterator<Item = (&str, &str)> {
+        (0..self.kinds.len()).filter_map(|n| self.global(NodeId(n as u32)))
+    }
+
     /// Module and name of a class or function.
     pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
         match self.node(id) {
@@ -207,12 +212,6 @@ impl Arena {
             Node::Persistent(key) => Some(key),
             _ => None,
         })
-    }
-
-    /// The classes and functions.
-    pub fn globals(&self) -> impl Iterator<Item = NodeId> {
-        let ids = (0..self.kinds.len() as u32).map(NodeId);
-        ids.filter(|id| matches!(self.node(*id), Node::Global(..)))
     }
 
     /// Whether the pickle changes a value after it made it.

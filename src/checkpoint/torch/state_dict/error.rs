@@ -26,8 +26,10 @@ pub enum SelectError {
         class: String,
         /// The keys that lead to it.
         keys: Box<[String]>,
+        /// A class in the pickle that only the program that saved it defines: one of its `__main__`.
+        script_class: Option<Box<str>>,
         /// The first key of a dictionary with tensors beside it.
-        other: Option<String>,
+        other: Option<Box<str>>,
     },
     /// One rank's pieces of tensors, as FSDP and tensor parallelism save them.
     #[error(
@@ -99,11 +101,11 @@ impl SelectError {
                 "in the program that wrote it, save it with another name for one of the two"
                     .to_owned()
             }
-            SelectError::Object { keys, other, .. } => {
+            SelectError::Object { keys, script_class, other, .. } => {
                 let other = other.as_ref().map_or(String::new(), |key| {
                     format!("; other tensors in it: --root {}", shell_text(key))
                 });
-                format!("{}{other}", module_remedy(path, keys))
+                format!("{}{other}", module_remedy(path, keys, script_class.as_deref()))
             }
             SelectError::TooDeep | SelectError::TooLong => {
                 "in the program that wrote it, save the state dict alone".to_owned()

@@ -35,7 +35,9 @@ pub struct Selection {
     pub rank_pieces: Vec<RankPieceEntry>,
     /// Entries that cannot be shown.
     pub refused: Vec<RefusedEntry>,
-    /// What was selected and what was left out, in words.
+    /// Choices beside which lies only training state, in words.
+    pub obvious_choices: Vec<String>,
+    /// Other choices, and what was left out, in words.
     pub notes: Vec<String>,
 }
 

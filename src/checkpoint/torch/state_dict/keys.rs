@@ -87,10 +87,7 @@ pub fn find_state_dict<'a>(
     }
     let key_of = |key| arena.text(key).unwrap_or_default();
     let is_usual = |key: &str| STRONG_KEYS.contains(&key) || WEAK_KEYS.contains(&key);
-    let is_training = |key, value| {
-        let is_dictionary = arena.entries(value).is_some();
-        reachability.is_optimizer(value) || is_training_key(key_of(key), is_dictionary)
-    };
+    let is_training = |key, value| is_training_entry(arena, reachability, key, value);
     // An object under such a key is the model itself.
     let is_model = |&&(key, value): &&(NodeId, NodeId)| match is_usual(key_of(key)) {
         true => !reachability.is_plain(value),
@@ -149,6 +146,18 @@ fn find_model_object(arena: &Arena, id: NodeId, depth: usize) -> Option<(Vec<Str
 
 /// Maximum number of entries whose values are searched: what trainers write around a model has fewer.
 const MAX_SEARCHED_ENTRY_COUNT: usize = 64;
+
+/// Whether an entry is training state: by its value, or by its key.
+pub fn is_training_entry(
+    arena: &Arena,
+    reachability: &Reachability,
+    key: NodeId,
+    value: NodeId,
+) -> bool {
+    let is_dictionary = arena.entries(value).is_some();
+    let key = arena.text(key).unwrap_or_default();
+    reachability.is_optimizer(value) || is_training_key(key, is_dictionary)
+}
 
 /// Whether a key is that of an optimizer's state, of a scheduler, or of a loss and the like.
 pub fn is_training_key(key: &str, is_dictionary: bool) -> bool {

@@ -14,7 +14,7 @@ use crate::checkpoint::truncated_list::TruncatedList;
 
 use super::error::SelectError;
 use super::flatten_names::{NameFlattener, Selection};
-use super::keys::{find_state_dict, model_object};
+use super::keys::{find_state_dict, is_training_entry, model_object};
 use super::reachability::Reachability;
 
 /// Maximum depth of nested dictionaries; training checkpoints have fewer than 10.
@@ -46,13 +46,14 @@ pub fn select_state_dict(
             (root, None)
         }
         None => {
-            let (root, path) = descend(arena, &reachability, top, &mut selection.notes)?;
+            let (root, path) = descend(arena, &reachability, top, &mut selection)?;
             (root, Some(path))
         }
     };
     if let PickleValue::Object(class) = interpret(arena, root) {
         let keys = path.unwrap_or_default().into();
-        return Err(SelectError::Object { class, keys, other: None });
+        let script_class = find_script_class(arena);
+        return Err(SelectError::Object { class, keys, script_class, other: None });
     }
     if let Some(mut keys) = path
         && let Some((inner_keys, class)) = model_object(arena, &reachability, root)
@@ -60,8 +61,9 @@ pub fn select_state_dict(
         keys.extend(inner_keys);
         let is_other = |id| arena.entries(id).is_some() && !reachability.is_optimizer(id);
         let others = tensor_keys(arena, &reachability, top, is_other);
-        let other = others.first().map(str::to_owned);
-        return Err(SelectError::Object { class, keys: keys.into(), other });
+        let other = others.first().map(Box::from);
+        let (keys, script_class) = (keys.into(), find_script_class(arena));
+        return Err(SelectError::Object { class, keys, script_class, other });
     }
     if is_zero_stage_3(arena, top, root) {
         return Err(SelectError::ZeroStage3);
@@ -94,6 +96,12 @@ pub fn select_state_dict(
         selection.notes.push(format!("left out, not tensors: {left_out}"));
     }
     Ok(selection)
+}
+
+/// The first class that a pickle takes from the `__main__` of the program that saved it.
+fn find_script_class(arena: &Arena) -> Option<Box<str>> {
+    let mut globals = arena.globals();
+    globals.find(|(module, _)| *module == "__main__").map(|(_, name)| name.into())
 }
 
 fn is_tensor(arena: &Arena, id: NodeId) -> bool {
@@ -131,7 +139,7 @@ fn descend(
     arena: &Arena,
     reachability: &Reachability,
     top: NodeId,
-    notes: &mut Vec<String>,
+    selection: &mut Selection,
 ) -> Result<(NodeId, Vec<String>), SelectError> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
@@ -151,13 +159,15 @@ fn descend(
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");
                 }
-                notes.push(note);
+                selection.notes.push(note);
             }
             return Ok((at, owned(&path)));
         };
         let mut others = TruncatedList::default();
+        let mut is_obvious = true;
         for &(k, value) in entries {
             if arena.text(k) != Some(key) && reachability.has_tensors(value) {
+                is_obvious &= is_training_entry(arena, reachability, k, value);
                 let name = || key_text(arena, k).unwrap_or("?".to_owned());
                 others.add(|| [path.as_slice(), &[&name()]].concat().join("."));
             }
@@ -167,7 +177,10 @@ fn descend(
         if !others.is_empty() {
             note += &format!("; not shown, choose with --root: {others}");
         }
-        notes.push(note);
+        match is_obvious {
+            true => selection.obvious_choices.push(note),
+            false => selection.notes.push(note),
+        }
         at = value;
         if path.len() == MAX_DEPTH {
             break;

@@ -6,6 +6,7 @@
 mod pieces;
 mod table;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickl
 use crate::checkpoint::truncated_list::TruncatedList;
 use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
 
-use super::folder_path;
 use super::select_root::{FlatName, is_training_name, select_root};
+use super::{folder_path, origin_note};
 use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
 use table::{DcpTable, TableTensor};
@@ -46,7 +47,7 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
     let table_names = find_tables(names).map_err(error)?;
-    let mut table = DcpTable::default();
+    let mut table = DcpTable::of_tables(table_names.len());
     let mut index_files = Vec::with_capacity(table_names.len());
     for name in &table_names {
         index_files.push(read_table(root, directory, &folder, name, &mut table)?);
@@ -92,11 +93,9 @@ pub fn read_folder(
     for file in &files {
         file.check_unchanged()?;
     }
+    let ranks = count_writers(&file_names);
+    let origin = origin_note("torch.distributed.checkpoint", &folder, ranks);
     let mut notes = selected.notes;
-    notes.insert(
-        0,
-        format!("joined from {} of torch.distributed.checkpoint", count_files(files.len())),
-    );
     if !others.is_empty() {
         notes.push(format!("left out, not tensors: {others}"));
     }
@@ -109,14 +108,21 @@ pub fn read_folder(
         index_files,
         tensors: joined,
         metadata: None,
+        obvious_choices: [vec![origin], selected.obvious_choices].concat(),
         notes,
         refused: Vec::new(),
         options: options.clone(),
     })
 }
 
-fn count_files(n: usize) -> String {
-    if n == 1 { "1 file".to_owned() } else { format!("{n} files") }
+/// The number of ranks that wrote files of these names: `__3_0.distcp` is that of rank 3.
+fn count_writers(names: &[String]) -> u64 {
+    let rank = |name: &String| {
+        let (_, numbers) = name.rsplit_once("__")?;
+        numbers.split_once('_')?.0.parse().ok()
+    };
+    let ranks: BTreeSet<u64> = names.iter().filter_map(rank).collect();
+    ranks.len().max(1) as u64
 }
 
 /// The names of the tables in a folder: that of the whole, or one of each rank.

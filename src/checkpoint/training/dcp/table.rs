@@ -25,7 +25,12 @@ pub struct DcpTable {
     pub files: Vec<String>,
     file_numbers: HashMap<String, u32>,
     tensor_numbers: HashMap<String, usize>,
+    /// The places of the pieces of each tensor, to find replicas; `None` for a single table.
+    places: Option<Vec<HashSet<PiecePlace>>>,
 }
+
+/// The first step of a piece and its number of steps, on each axis.
+type PiecePlace = (Shape, Shape);
 
 /// A tensor, and its pieces.
 #[derive(Debug)]
@@ -59,6 +64,11 @@ struct PieceLocation {
 type LocationsByName<'a> = HashMap<&'a str, HashMap<Shape, PieceLocation>>;
 
 impl DcpTable {
+    /// An empty table, to which so many will be added.
+    pub fn of_tables(count: usize) -> DcpTable {
+        DcpTable { places: (count > 1).then(Vec::new), ..DcpTable::default() }
+    }
+
     /// Adds the table in a file. Of pieces that several ranks name, the first is kept.
     pub fn add(&mut self, arena: &Arena, top: NodeId, file: &str) -> Result<(), TrainingError> {
         let malformed = |what| TrainingError::Table { name: file.to_owned(), what };
@@ -136,6 +146,9 @@ impl DcpTable {
                 self.tensor_numbers.insert(name.to_owned(), self.tensors.len());
                 let (name, shape) = (name.to_owned(), shape.clone());
                 self.tensors.push(TableTensor { name, keys, dtype, shape, pieces: Vec::new() });
+                if let Some(places) = &mut self.places {
+                    places.push(HashSet::new());
+                }
                 self.tensors.len() - 1
             }
         };
@@ -145,6 +158,7 @@ impl DcpTable {
                 "a tensor has another shape or type than in another rank's table",
             ));
         }
+        let mut places = self.places.as_mut().map(|places| &mut places[number]);
         let known = tensor.pieces.len();
         for &chunk in chunks {
             let counts = |what| attribute(arena, chunk, what).and_then(|n| as_counts(arena, n));
@@ -154,11 +168,12 @@ impl DcpTable {
             if counts.contains(&0) {
                 continue;
             }
-            // Replicas of earlier ranks.
-            let is_replica = |piece: &TablePiece| piece.start == start && piece.counts == counts;
-            if tensor.pieces[..known].iter().any(is_replica) {
+            let place = (start, counts);
+            if places.as_ref().is_some_and(|places| places.contains(&place)) {
+                // A replica of an earlier rank.
                 continue;
             }
+            let (start, counts) = place;
             // A list with more chunks than there are places has one without.
             let unplaced =
                 || TrainingError::UnplacedPiece { tensor: name.to_owned(), start: start.to_vec() };
@@ -173,6 +188,10 @@ impl DcpTable {
             }
             let (file, range) = (*file, range.clone());
             tensor.pieces.push(TablePiece { start, counts, file, range });
+        }
+        if let Some(places) = &mut places {
+            let added = tensor.pieces[known..].iter();
+            places.extend(added.map(|piece| (piece.start.clone(), piece.counts.clone())));
         }
         Ok(())
     }

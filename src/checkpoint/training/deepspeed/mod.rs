@@ -21,8 +21,7 @@ use crate::checkpoint::tensor::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::folder_path;
-use super::rank_files::count_ranks;
+use super::{check_rank_count, folder_path, origin_note};
 use crate::checkpoint::training_error::TrainingError;
 use states::{ModelStates, OptimStates};
 pub use universal::read_universal_folder;
@@ -84,9 +83,10 @@ pub fn read_folder(
     for file in &files {
         file.check_unchanged()?;
     }
-    let ranks = count_ranks(optim_states.len() as u64);
-    let step = run.model.step.map(|step| format!(", step {step}")).unwrap_or_default();
-    let note = format!("32-bit weights joined from DeepSpeed ZeRO-{}, {ranks}{step}", run.stage);
+    let library = format!("DeepSpeed ZeRO-{}, in 32 bits", run.stage);
+    let ranks = optim_states.len() as u64;
+    check_rank_count(ranks, options).map_err(error)?;
+    let obvious_choices = vec![origin_note(&library, &folder, ranks)];
     Ok(Checkpoint {
         path,
         format: Format::DeepSpeed,
@@ -96,7 +96,8 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
-        notes: vec![note],
+        obvious_choices,
+        notes: Vec::new(),
         refused: Vec::new(),
         options: options.clone(),
     })

@@ -89,7 +89,7 @@ impl InspectReport {
                 .collect(),
             tensors: tensors.collect(),
             metadata: checkpoint.metadata.clone().unwrap_or_default(),
-            notes: checkpoint.notes.clone(),
+            notes: [&*checkpoint.obvious_choices, &*checkpoint.notes].concat(),
             refused: refused.collect(),
             ..InspectReport::default()
         }

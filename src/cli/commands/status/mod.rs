@@ -14,7 +14,7 @@ use crate::mount_info::mountinfo::to_display;
 
 use crate::cli::args::StatusArgs;
 use crate::cli::error::CommandError;
-use crate::cli::terminal_text::{TerminalSize, terminal_size};
+use crate::cli::terminal_text::terminal_size;
 use redraw::Redraw;
 
 /// How often `--watch` prints.
@@ -66,8 +66,8 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         let text = if args.json {
             serde_json::to_string(&mounts).map_err(io::Error::from)? + "\n"
         } else if out.is_terminal() {
-            let TerminalSize { columns, rows } = terminal_size();
-            redraw.frame(&text::mount_lines(&mounts, now(), columns), rows)
+            let size = terminal_size();
+            redraw.frame(&text::mount_lines(&mounts, now(), size.columns), size)
         } else {
             // A blank line between two times.
             plain_text(&mounts) + "\n"

@@ -1,9 +1,10 @@
-//! From a path to a checkpoint that is laid out, and the route to its bytes.
+//! From a path to an open checkpoint, and the route to its bytes.
 //!
 //! A file of a mount is read at its source. What a mount says is only where to look. A source is believed if its
 //! virtual file has the identity of the mounted file. Of a file that is shown as it is, the system must say the same of
 //! both.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,53 +14,94 @@ use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, Format,
 use crate::mount_info::{self, MountOrigin, RecordedOptions, SourceAttribute};
 use crate::source::{self, LinkPolicy, OpenFile, Root, SourceError};
 use crate::view;
-use crate::virtual_file::VirtualFile;
+use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::LoadError;
+use super::execute::Concurrency;
+use super::handle::{OpenCheckpoint, Route};
+use super::sink::BUFFER_BYTES;
 
-/// How the bytes of a checkpoint are reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// The path is on no mount of ours.
-    Plain,
-    /// The path is on a mount, and the bytes are read from the source of the mount.
-    Direct {
-        /// The path of the source.
-        source: PathBuf,
-    },
-    /// The path is on a mount, and the bytes are read through it.
-    ThroughMount {
-        /// Why they are not read from the source.
-        reason: String,
-    },
+/// How a checkpoint is opened and read.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// How it is parsed.
+    pub parse: ParseOptions,
+    /// Threads that read at once; by default as many as keep a fast disk busy.
+    pub threads: Option<NonZeroUsize>,
+    /// Bytes of staging buffers: at least one buffer. They limit the threads to one per buffer.
+    pub buffer_bytes: Option<u64>,
+    /// Leave in the page cache only what was there before.
+    pub leave_cache: bool,
 }
 
-impl Route {
-    /// Why the bytes are read through a mount, if they are.
-    pub fn fallback(&self) -> Option<&str> {
-        match self {
-            Route::Plain | Route::Direct { .. } => None,
-            Route::ThroughMount { reason } => Some(reason),
+/// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
+const DEFAULT_THREADS: usize = 16;
+
+impl LoadOptions {
+    /// Opens a checkpoint.
+    pub fn open(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
+        self.open_resolved(path, || resolve(path, &self.parse))
+    }
+
+    /// Opens a checkpoint at a path that is on a filesystem of this machine's own, and so on no mount of ours, as
+    /// [`mount_info::may_block`](crate::mount_info::may_block) tells.
+    pub fn open_outside_mounts(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
+        self.open_resolved(path, || {
+            ResolvedCheckpoint::lay_out(view::open(path, &self.parse)?, Route::Plain)
+        })
+    }
+
+    /// Opens a checkpoint whose bytes are in memory; they are copied.
+    pub fn open_bytes(&self, bytes: &[u8]) -> Result<OpenCheckpoint, LoadError> {
+        let path = Path::new("bytes in memory");
+        self.open_resolved(path, || {
+            let checkpoint = checkpoint::parse_bytes(bytes, path, &self.parse)?;
+            ResolvedCheckpoint::lay_out(checkpoint, Route::Plain)
+        })
+    }
+
+    fn open_resolved(
+        &self,
+        path: &Path,
+        resolve: impl FnOnce() -> Result<ResolvedCheckpoint, LoadError>,
+    ) -> Result<OpenCheckpoint, LoadError> {
+        let concurrency = self.concurrency(path)?;
+        let ResolvedCheckpoint { virtual_file, open_file, format, notes, route } = resolve()?;
+        let reader = VirtualFileReader::open_with(&Arc::new(virtual_file), open_file)?;
+        Ok(OpenCheckpoint::new(path, format, notes, reader, route, concurrency))
+    }
+
+    fn concurrency(&self, path: &Path) -> Result<Concurrency, LoadError> {
+        let LoadOptions { parse: _, threads, buffer_bytes, leave_cache } = self;
+        let (allowed, needed) = (buffer_bytes.unwrap_or(u64::MAX), BUFFER_BYTES as u64);
+        if allowed < needed {
+            return Err(LoadError::MemoryLimit { path: path.to_path_buf(), allowed, needed });
         }
+        let threads = threads.map_or(DEFAULT_THREADS, NonZeroUsize::get);
+        let max_threads = usize::try_from(allowed / needed).unwrap_or(usize::MAX);
+        let threads = threads.min(max_threads);
+        Ok(Concurrency { threads, max_threads, leave_cache: *leave_cache })
     }
 }
 
+/// Opens a checkpoint with the default options.
+pub fn open(path: &Path) -> Result<OpenCheckpoint, LoadError> {
+    LoadOptions::default().open(path)
+}
+
 /// A checkpoint that is laid out, and the route to it.
-pub struct ResolvedCheckpoint {
-    pub virtual_file: VirtualFile,
+struct ResolvedCheckpoint {
+    virtual_file: VirtualFile,
     /// Its file, still open, if it is a single one.
-    pub open_file: Option<OpenFile>,
-    pub format: Format,
-    pub notes: Vec<String>,
-    pub route: Route,
+    open_file: Option<OpenFile>,
+    format: Format,
+    notes: Vec<String>,
+    route: Route,
 }
 
 impl ResolvedCheckpoint {
     /// Lays out a checkpoint.
-    pub fn lay_out(
-        mut checkpoint: Checkpoint,
-        route: Route,
-    ) -> Result<ResolvedCheckpoint, LoadError> {
+    fn lay_out(mut checkpoint: Checkpoint, route: Route) -> Result<ResolvedCheckpoint, LoadError> {
         let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
         let open_file = checkpoint.open_file.take();
         let virtual_file = VirtualFile::new(checkpoint)?;
@@ -68,7 +110,7 @@ impl ResolvedCheckpoint {
 }
 
 /// Resolves a path, through the mount that it may be on.
-pub fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
+fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
     // A key asks for a dictionary of the original pickle, which a mount's virtual file has not.
     let on_mount = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
     let route = match on_mount {
@@ -153,11 +195,12 @@ fn source_roots(
 }
 
 fn parse_options(recorded: &RecordedOptions) -> ParseOptions {
-    let RecordedOptions { root, allow_partial, follow_symlinks } = recorded;
+    let RecordedOptions { root, allow_partial, follow_symlinks, ranks } = recorded;
     ParseOptions {
         root_key: root.clone(),
         allow_partial: *allow_partial,
         follow_symlinks: *follow_symlinks,
+        ranks: *ranks,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads one open file: from the page cache, past it (`O_DIRECT`), or through it.
 //!
-//! A [`ReadStrategy`] remembers which of these the file's filesystem supports. Every read but
-//! [`ReadStrategy::read_cached`] checks that the file is unchanged.
+//! A [`FileReader`] holds the file, and remembers which of these its filesystem supports. Every read but
+//! [`FileReader::read_cached`] checks that the file is unchanged.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::error::SourceError;
 use super::file::{OpenFile, SourceFile};
-use super::filesystem::FilesystemKind;
+use super::metadata::FilesystemKind;
 use super::page_cache::{PageCacheGuard, Residency, WholeFileGuard};
 use super::read_at::ReadAt;
 
@@ -29,9 +29,10 @@ pub enum ReadMode {
     Buffered,
 }
 
-/// What is known about reading one file.
+/// An open file, and what is known about reading it.
 #[derive(Debug)]
-pub struct ReadStrategy {
+pub struct FileReader {
+    file: Arc<OpenFile>,
     is_local: bool,
     is_overlay: bool,
     residency: Residency,
@@ -40,17 +41,23 @@ pub struct ReadStrategy {
     is_direct_unsupported: AtomicBool,
 }
 
-impl ReadStrategy {
-    /// The strategy for a file that was just opened.
-    pub fn new(file: &OpenFile) -> ReadStrategy {
-        let filesystem = FilesystemKind::of(file);
-        ReadStrategy {
+impl FileReader {
+    /// The reader of a file that was just opened.
+    pub fn new(file: &Arc<OpenFile>) -> FileReader {
+        let filesystem = FilesystemKind::of(&**file);
+        FileReader {
+            file: Arc::clone(file),
             is_local: filesystem.is_local,
             is_overlay: filesystem.is_overlay,
             residency: Residency::new(filesystem),
             direct_file: OnceLock::new(),
             is_direct_unsupported: AtomicBool::new(false),
         }
+    }
+
+    /// The file that it reads.
+    pub fn open_file(&self) -> &OpenFile {
+        &self.file
     }
 
     /// Whether asking its filesystem never waits for another program or machine.
@@ -62,76 +69,60 @@ impl ReadStrategy {
     /// end of the file only the first `len` bytes exist.
     pub fn read_aligned(
         &self,
-        file: &OpenFile,
         out: &mut [u8],
         len: usize,
         offset: u64,
     ) -> Result<ReadMode, SourceError> {
-        if self.read_direct(file, out, offset)? {
+        if self.read_direct(out, offset)? {
             return Ok(ReadMode::Direct);
         }
-        self.read_buffered(file, &mut out[..len], offset)?;
+        self.read_buffered(&mut out[..len], offset)?;
         Ok(ReadMode::Buffered)
     }
 
     /// Fills `out`, aligned memory, from an aligned offset past the page cache; false if the filesystem cannot.
-    pub fn read_direct(
-        &self,
-        file: &OpenFile,
-        out: &mut [u8],
-        offset: u64,
-    ) -> Result<bool, SourceError> {
-        let Some(direct) = self.direct_file(file) else { return Ok(false) };
+    pub fn read_direct(&self, out: &mut [u8], offset: u64) -> Result<bool, SourceError> {
+        let Some(direct) = self.direct_file() else { return Ok(false) };
         match direct.read_exact_at(out, offset)? {
             DirectReadOutcome::Complete => {
-                file.check_unchanged()?;
+                self.file.check_unchanged()?;
                 Ok(true)
             }
             DirectReadOutcome::Unsupported => {
-                self.disable_direct(file);
+                self.disable_direct();
                 Ok(false)
             }
         }
     }
 
     /// Fills `out`, any memory, from any offset, through the page cache.
-    pub fn read_buffered(
-        &self,
-        file: &OpenFile,
-        out: &mut [u8],
-        offset: u64,
-    ) -> Result<(), SourceError> {
-        file.read_exact_at(out, offset)?;
-        file.check_unchanged()
+    pub fn read_buffered(&self, out: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        self.file.read_exact_at(out, offset)?;
+        self.file.check_unchanged()
     }
 
-    /// As [`ReadStrategy::read_buffered`], without the kernel's readahead.
-    pub fn read_without_readahead(
-        &self,
-        file: &OpenFile,
-        out: &mut [u8],
-        offset: u64,
-    ) -> Result<(), SourceError> {
-        let Some(fd) = self.residency.no_readahead_fd(file) else {
-            return self.read_buffered(file, out, offset);
+    /// As [`FileReader::read_buffered`], without the kernel's readahead.
+    pub fn read_without_readahead(&self, out: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        let Some(fd) = self.residency.no_readahead_fd(&self.file) else {
+            return self.read_buffered(out, offset);
         };
-        file.read_exact_with(fd, out, offset)?;
-        file.check_unchanged()
+        self.file.read_exact_with(fd, out, offset)?;
+        self.file.check_unchanged()
     }
 
-    /// Whether [`ReadStrategy::read_aligned`] reads directly, as far as is known.
-    pub fn is_direct(&self, file: &OpenFile) -> bool {
-        self.direct_file(file).is_some()
+    /// Whether [`FileReader::read_aligned`] reads directly, as far as is known.
+    pub fn is_direct(&self) -> bool {
+        self.direct_file().is_some()
     }
 
     /// Fills `out` if the page cache has all of it. Must be followed by [`OpenFile::check_unchanged`].
-    pub fn read_cached(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> bool {
-        self.residency.read_cached(file, out, offset)
+    pub fn read_cached(&self, out: &mut [u8], offset: u64) -> bool {
+        self.residency.read_cached(&self.file, out, offset)
     }
 
     /// Whether the page cache has all of a range, and enough beyond it that reading it starts no readahead.
-    pub fn is_cached(&self, file: &OpenFile, range: &Range<u64>) -> bool {
-        self.is_local && self.residency.contains(file, range)
+    pub fn is_cached(&self, range: &Range<u64>) -> bool {
+        self.is_local && self.residency.contains(&self.file, range)
     }
 
     /// A guard of the page cache for reads over a long time, among those of other programs.
@@ -140,20 +131,20 @@ impl ReadStrategy {
     }
 
     /// A guard of the page cache for all reads until it is dropped.
-    pub fn guard_whole_file<'a>(&self, file: &'a OpenFile) -> WholeFileGuard<'a> {
-        WholeFileGuard::new(self.is_overlay, file)
+    pub fn guard_whole_file(&self) -> WholeFileGuard<'_> {
+        WholeFileGuard::new(self.is_overlay, &self.file)
     }
 
-    fn direct_file(&self, file: &OpenFile) -> Option<&DirectFile> {
+    fn direct_file(&self) -> Option<&DirectFile> {
         if !self.is_local || self.is_direct_unsupported.load(Ordering::Relaxed) {
             return None;
         }
-        self.direct_file.get_or_init(|| DirectFile::open(file)).as_ref()
+        self.direct_file.get_or_init(|| DirectFile::open(&self.file)).as_ref()
     }
 
-    fn disable_direct(&self, file: &OpenFile) {
+    fn disable_direct(&self) {
         if !self.is_direct_unsupported.swap(true, Ordering::Relaxed) {
-            let path = file.file().path();
+            let path = self.file.file().path();
             tracing::debug!(path = %path.display(), "its filesystem refuses direct reads of it");
         }
     }

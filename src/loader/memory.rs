@@ -1,15 +1,81 @@
-//! Tensors mapped where they lie in their files, without a copy.
+//! Memory of tensors: their own, which they are read into, or their file, mapped where they lie.
+//!
+//! Fresh memory is what an owned load spends most of its time on: the system clears each page when it is first
+//! written. So large buffers are of huge pages.
 //!
 //! Each file is mapped once, whole and privately, when the first of its tensors is asked for. A system allows a
 //! process few mappings, and a checkpoint may have more tensors.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapMut, MmapRaw};
 
 use crate::checkpoint::{OpenOrigins, Tensor, TensorBytes};
+use crate::huge_pages;
 use crate::source::SourceError;
+
+/// From this size on memory is mapped, and unmapped when it is dropped. Below, the program's own allocator is
+/// faster.
+const MIN_MAPPED_BYTES: usize = 256 << 10;
+
+/// The widest vector that a processor works with.
+const ALIGNMENT_BYTES: usize = 64;
+
+/// Zeroed memory of its own, aligned for the widest vectors of processors (64 bytes).
+pub struct TensorBuffer {
+    allocation: Allocation,
+    len: usize,
+}
+
+enum Allocation {
+    /// The second value is the aligned start.
+    Heap(Vec<u8>, usize),
+    Mapped(MmapMut),
+}
+
+impl TensorBuffer {
+    /// Allocates so many bytes; `None` if the system has not as many.
+    pub fn new(len: usize) -> Option<TensorBuffer> {
+        let allocation = if len < MIN_MAPPED_BYTES {
+            let mut vec = Vec::new();
+            vec.try_reserve_exact(len + ALIGNMENT_BYTES).ok()?;
+            vec.resize(len + ALIGNMENT_BYTES, 0);
+            let start = vec.as_ptr().align_offset(ALIGNMENT_BYTES).min(ALIGNMENT_BYTES);
+            Allocation::Heap(vec, start)
+        } else {
+            Allocation::Mapped(huge_pages::allocate_zeroed(len).ok()?)
+        };
+        Some(TensorBuffer { allocation, len })
+    }
+}
+
+impl Deref for TensorBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.allocation {
+            Allocation::Heap(vec, start) => &vec[*start..*start + self.len],
+            Allocation::Mapped(map) => map,
+        }
+    }
+}
+
+impl DerefMut for TensorBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.allocation {
+            Allocation::Heap(vec, start) => &mut vec[*start..*start + self.len],
+            Allocation::Mapped(map) => map,
+        }
+    }
+}
+
+impl fmt::Debug for TensorBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
 
 /// The bytes of a tensor in its file, which stays mapped as long as this lives. Writes stay in this process.
 #[derive(Clone)]
@@ -103,5 +169,23 @@ impl FileMappings {
             return Err(SourceError::Truncated { path: file.file().path(), offset: run.offset });
         }
         Ok(Ok(MappedTensor { map: Arc::clone(map), start, len }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_as_long_as_was_asked() {
+        let mapped = MIN_MAPPED_BYTES;
+        for len in [0, 1, 63, 64, 65, 4097, mapped - 1, mapped, mapped + 1, 5 << 20] {
+            let mut memory = TensorBuffer::new(len).unwrap();
+            let misalignment = memory.as_ptr().align_offset(ALIGNMENT_BYTES);
+            assert_eq!((memory.len(), misalignment), (len, 0));
+            memory.fill(7);
+            assert!(memory.iter().all(|&byte| byte == 7));
+        }
+        assert!(TensorBuffer::new(1 << 60).is_none());
     }
 }

@@ -1,0 +1,664 @@
+"""Folders of torch.distributed.checkpoint are shown as the tensors that were saved, bit for bit, through every door.
+
+Training resumes from them through a mount, and what is not whole is refused.
+"""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+
+import ckptfs as package
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from ckptfs import SafetensorError, safe_open
+from ckptfs.torch import load_distributed, load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+
+from compare import any_index, check_same, check_tensors
+from mounts import PATIENCE, python
+from program import COMMON, DONE, FAILED, REFUSED
+from refusals import check_refused
+from training import (
+    BY_RANKS,
+    DTYPES,
+    any_tensor,
+    check_doors,
+    check_mounted,
+    consolidated,
+    dealt,
+    edit_table,
+    one_rank,
+    save_pieces,
+    save_whole,
+    whole_box,
+)
+
+FULL = torch.arange(24, dtype=torch.float32).reshape(6, 4)
+MODEL = {"a": FULL, "b.c": torch.arange(5), "d": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def of_model(tensors):
+    """The tensors of the model among those of a whole state, without its key."""
+    found = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(("model.", "state_dict."))}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("name", BY_RANKS)
+def test_what_ranks_saved_is_the_same_through_every_door(ckptfs, saved_by_ranks, tmp_path, name):
+    folder = saved_by_ranks / name
+    expected = torch.load(f"{folder}.expected")
+    out = tmp_path / "out.safetensors"
+    check_doors(ckptfs, folder, expected, out)
+    if not name.endswith("-tables"):
+        # torch joins no tables of ranks.
+        check_same(of_model(consolidated(folder)), expected)
+    other = tmp_path / "other.pt"
+    torch.save(expected | {"scalar": torch.tensor(4), "rows.rows": torch.zeros(1)}, other)
+    assert ckptfs("verify", folder, "--against", other).code == FAILED
+
+
+@pytest.fixture(scope="module")
+def mounted(saved_by_ranks):
+    """What ranks saved, through a mount."""
+    with package.mount(saved_by_ranks) as path:
+        yield path
+
+
+@pytest.mark.parametrize("name", BY_RANKS)
+def test_what_ranks_saved_is_the_same_through_a_mount(ckptfs, saved_by_ranks, mounted, tmp_path, name):
+    out = ckptfs.export(saved_by_ranks / name, tmp_path / "out.safetensors")
+    expected = torch.load(f"{saved_by_ranks / name}.expected")
+    check_mounted(mounted / name / "model.safetensors", expected, out)
+    check_same(load_file(mounted / name), expected)
+
+
+@pytest.mark.parametrize("name", BY_RANKS)
+def test_originals_stay_as_they_are_in_a_mount(saved_by_ranks, mounted, name):
+    originals = sorted(os.listdir(saved_by_ranks / name))
+    assert sorted(os.listdir(mounted / name)) == sorted([*originals, "model.safetensors"])
+    for original in originals:
+        assert (mounted / name / original).read_bytes() == (saved_by_ranks / name / original).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["dcp-4-plain", "dcp-4-files", "dcp-2-threads", "dcp-1-plain"])
+def test_training_resumes_through_a_mount(saved_by_ranks, mounted, name):
+    expected = torch.load(f"{saved_by_ranks / name}.expected")
+    names = [name for name in expected if not name.startswith("layers.")]
+    state = {"model": {name: torch.zeros_like(expected[name]) for name in names}, "step": 0}
+    state["model"]["layers"] = [{"w": torch.zeros(7, 4), "b": torch.zeros(n)} for n in range(3)]
+    state["optimizer"] = {"state": {"rows": {"exp_avg": torch.zeros(7, 4)}}}
+    dcp.load(state, checkpoint_id=mounted / name, no_dist=True)
+    check_same({name: state["model"][name] for name in names}, {name: expected[name] for name in names})
+    for n, layer in enumerate(state["model"]["layers"]):
+        check_same(layer, {key: expected[f"layers.{n}.{key}"] for key in "wb"})
+    assert state["step"] == 5 and torch.equal(state["optimizer"]["state"]["rows"]["exp_avg"], expected["rows"])
+
+
+def test_a_group_of_ranks_loads_a_folder(saved_by_ranks):
+    with one_rank():
+        check_same(load_distributed(saved_by_ranks / "mesh-4"), torch.load(saved_by_ranks / "mesh-4.expected"))
+
+
+def test_optimizer_state_can_be_chosen(ckptfs, saved_by_ranks, tmp_path):
+    out = ckptfs.export(saved_by_ranks / "dcp-4-plain", tmp_path / "out.safetensors", "--root", "optimizer")
+    check_tensors(out, {"state.rows.exp_avg": torch.arange(28.0).reshape(7, 4)})
+
+
+# Hundreds of cases of any boxes, in folders that a fixture writes at once.
+SEEDS = range(300)
+
+
+def stored(rng):
+    """How a rank keeps its pieces in memory."""
+    turned = lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.contiguous()
+    return rng.choice([torch.Tensor.contiguous, turned, lambda tensor: tensor])
+
+
+def random_case(folder, seed):
+    rng = random.Random(seed)
+    tensors = {}
+    for n in range(rng.randint(1, 4)):
+        shape = [rng.choice((0, 1, 1, 2, 3, 4, 5, 6, 7)) for _ in range(rng.randint(0, 4))]
+        tensors[f"t{n}.{'x' * rng.randint(0, 30)}"] = any_tensor(rng, shape, rng.choice(DTYPES))
+    writer = FileSystemWriter(
+        folder, single_file_per_rank=rng.random() < 0.7, sync_files=False, thread_count=rng.randint(1, 3)
+    )
+    ranks = dealt(rng, tensors, rng.randint(1, 5), cuts=rng.choice((0, 3, 12)))
+    key = rng.choice(["", "model."])
+    keys = {f"{key}{name}": ("model", name) for name in tensors} if key else {}
+    ranks = [[(f"{key}{name}", box) for name, box in rank] for rank in ranks]
+    whole = {f"{key}{name}": tensor for name, tensor in tensors.items()}
+    save_pieces(writer, whole, ranks, keys=keys, store=stored(rng))
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def random_cases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("random")
+    cases = {seed: random_case(folder / str(seed), seed) for seed in SEEDS}
+    with package.mount(folder) as path:
+        yield folder, path, cases
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_boxes_are_joined(ckptfs, random_cases, tmp_path, seed):
+    folder, mounted, cases = random_cases
+    expected, path = cases[seed], folder / str(seed)
+    rng = random.Random(seed)
+    check_same(load_file(path, backend=rng.choice(("mmap", "pread"))), expected)
+    with safe_open(path, "pt") as file:
+        for name, tensor in expected.items():
+            index = any_index(rng, tensor.shape)
+            check_same({name: file.get_slice(name)[index].contiguous()}, {name: tensor[index].contiguous()})
+    out = ckptfs.export(path, tmp_path / "out.safetensors")
+    check_mounted(mounted / str(seed) / "model.safetensors", expected, out)
+    joined = consolidated(path)
+    check_same({name.removeprefix("model."): tensor for name, tensor in joined.items()}, expected)
+
+
+# How programs put their state together, and the names that are shown of it. The value of each tensor is its own.
+def numbered(*names):
+    return {name: torch.full((2,), float(n)) for n, name in enumerate(names)}
+
+
+W = numbered("a.weight", "b.weight")
+OPTIMIZER = {"state": {"a.weight": numbered("exp_avg")}, "param_groups": [{"lr": 0.1}]}
+SELECTED = {
+    "model": ({"model": W, "optimizer": OPTIMIZER, "step": 1}, W),
+    "state-dict": ({"state_dict": W, "optimizer_0": OPTIMIZER}, W),
+    "lightning": ({"state_dict": W, "optimizer_states": [OPTIMIZER], "loops": {"x": torch.ones(1)}}, W),
+    "torchtitan": (
+        {**W, "optimizer": OPTIMIZER, "dataloader": {"dp_rank_0": torch.ones(1)}, "train_state": {"step": torch.ones(1)},
+         "lr_scheduler": {"last_epoch": torch.ones(1)}}, W,
+    ),
+    "app": ({"app": {"model": W, "optim": OPTIMIZER}}, W),
+    "network": ({"net": W, "optimizer": OPTIMIZER, "rng_state": {"cpu": torch.ones(3)}}, W),
+    "model-alone": (W, W),
+    "nested": ({"model": {"layers": [W, W], "head": W}}, {
+        f"{prefix}.{name}": tensor for prefix in ("layers.0", "layers.1", "head") for name, tensor in W.items()
+    }),
+    "hugging-face": (numbered("model.a.weight", "lm_head.weight"), numbered("model.a.weight", "lm_head.weight")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SELECTED)
+def test_the_model_is_found_in_the_state_of_a_run(ckptfs, tmp_path, kind):
+    state, expected = SELECTED[kind]
+    save_whole(tmp_path / "step-1", state)
+    check_doors(ckptfs, tmp_path / "step-1", expected, tmp_path / "out.safetensors")
+
+
+def test_several_dictionaries_are_refused_with_their_keys(ckptfs, tmp_path):
+    path = tmp_path / "step-1"
+    save_whole(path, {"actor": W, "critic": numbered("v.weight"), "optimizer": OPTIMIZER})
+    check_refused(ckptfs, path, "which of its dictionaries is the model", "`actor`", "`critic`", "--root actor")
+    with package.mount(tmp_path) as mount:
+        assert "model.safetensors" not in os.listdir(mount / "step-1")
+    with package.mount(path, root="critic") as mount:
+        check_same(load_file(mount / "model.safetensors"), numbered("v.weight"))
+    out = ckptfs.export(path, tmp_path / "out.safetensors", "--root", "actor")
+    check_tensors(out, W)
+    check_same(load_file(path, root="critic"), numbered("v.weight"))
+    check_refused(ckptfs, path, "no tensors under `nothing`", "`actor`", options=("--root", "nothing"))
+
+
+def test_a_folder_of_training_state_alone_shows_no_virtual_file(ckptfs, tmp_path):
+    path = tmp_path / "optimizer_0"
+    save_whole(path, {"optimizer": OPTIMIZER})
+    check_refused(ckptfs, path, "it holds the state of training (`optimizer`), and no model", "--root optimizer")
+    (listing,) = ckptfs("ls", "--json", path).json()
+    assert {entry["kind"] for entry in listing["entries"]} == {"file"}
+    assert "the state of training" in str(listing)
+    with package.mount(tmp_path) as mount:
+        assert sorted(os.listdir(mount / "optimizer_0")) == [".metadata", "__0_0.distcp"]
+
+
+def test_a_real_file_wins(tmp_path):
+    save_whole(tmp_path / "step-1", {"model": W})
+    (tmp_path / "step-1/model.safetensors").write_bytes(b"real")
+    with package.mount(tmp_path) as mount:
+        assert (mount / "step-1/model.safetensors").read_bytes() == b"real"
+
+
+def test_ls_says_what_it_is_made_of(ckptfs, saved_by_ranks):
+    listed = ckptfs("ls", saved_by_ranks / "dcp-4-plain").stdout
+    assert "joined from 4 files of torch.distributed.checkpoint" in listed
+    assert "shown: `model`; not shown, choose with --root: `list`, `optimizer`" in listed
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder of two files, in which `a` is cut by rows over both."""
+    path = tmp_path / "step-1"
+    save_by_rows(path)
+    return path
+
+
+def save_by_rows(path, rows=FULL, at=2, **how):
+    halves = [((0, 0), (at, rows.shape[1])), ((at, 0), (rows.shape[0] - at, rows.shape[1]))]
+    ranks = [[("a", halves[0]), ("b", ((0,), (5,)))], [("a", halves[1])]]
+    save_pieces(FileSystemWriter(path, sync_files=False), {"a": rows, "b": torch.arange(5)}, ranks, **how)
+
+
+def test_a_folder_without_its_table_is_refused(ckptfs, saved):
+    (saved / ".metadata").unlink()
+    check_refused(ckptfs, saved, "the save did not end: .metadata is missing", "give the folder of another step")
+
+
+def test_a_save_that_has_not_ended_is_refused(ckptfs, saved):
+    shutil.copy(saved / ".metadata", saved / ".metadata.tmp")
+    check_refused(ckptfs, saved, "a save into this folder has not ended: .metadata.tmp is there", "wait until")
+
+
+def test_a_missing_file_of_a_rank_is_named(ckptfs, saved):
+    (saved / "__1_0.distcp").unlink()
+    check_refused(ckptfs, saved, "the file of a rank is missing: __1_0.distcp", f"fetch {saved}/__1_0.distcp")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, -1])
+def test_a_truncated_file_is_named(ckptfs, saved, size):
+    path = saved / "__1_0.distcp"
+    os.truncate(path, size if size >= 0 else path.stat().st_size - 1)
+    check_refused(ckptfs, saved, "__1_0.distcp ends before its piece", f"fetch {path} again", tensor=None)
+
+
+@pytest.mark.parametrize("other", ["rows", "type"])
+def test_a_file_of_another_save_is_refused(ckptfs, saved, tmp_path, other):
+    save_by_rows(tmp_path / "other", **({"at": 3} if other == "rows" else {"rows": FULL.int()}))
+    shutil.copy(tmp_path / "other/__1_0.distcp", saved / "__1_0.distcp")
+    what = {"rows": "ends before its piece", "type": "its values have another type"}[other]
+    check_refused(ckptfs, saved, "tensor `a`", "__1_0.distcp", what)
+    shutil.copy(tmp_path / "other/__0_0.distcp", saved / "__1_0.distcp")
+    check_refused(ckptfs, saved, "tensor `a`", "its piece in __1_0.distcp is not", "files of two saves")
+
+
+def test_files_that_were_swapped_are_refused(ckptfs, saved):
+    first, second = (saved / f"__{n}_0.distcp" for n in range(2))
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    check_refused(ckptfs, saved, ".distcp")
+
+
+def test_tables_of_two_ways_to_save_are_refused(ckptfs, saved):
+    shutil.copy(saved / ".metadata", saved / "__0.metadata")
+    check_refused(ckptfs, saved, "files of two saves", ".metadata and __0.metadata do not belong together", "move the files")
+
+
+def test_a_missing_table_of_a_rank_is_named(ckptfs, saved_by_ranks, tmp_path):
+    path = tmp_path / "step-1"
+    shutil.copytree(saved_by_ranks / "dcp-4-tables", path)
+    (path / "__1.metadata").unlink()
+    check_refused(ckptfs, path, "the file of a rank is missing: __1.metadata", f"fetch {path}/__1.metadata")
+
+
+def test_a_missing_last_table_is_a_hole(ckptfs, saved_by_ranks, tmp_path):
+    path = tmp_path / "step-1"
+    shutil.copytree(saved_by_ranks / "dcp-4-tables", path)
+    (path / "__3.metadata").unlink()
+    check_refused(ckptfs, path, "pieces are missing", "fetch the folder again")
+
+
+def test_replicas_in_tables_of_ranks_are_found_soon(ckptfs, saved):
+    """Comparing each piece with each other would take a minute."""
+    table = pickle.loads((saved / ".metadata").read_bytes())
+    (saved / ".metadata").unlink()
+    place = table.storage_data[MetadataIndex("a", (0, 0))]
+    count = 60_000
+    for rank in range(2):
+        starts = [torch.Size((n, 0)) for n in range(rank * count, (rank + 1) * count)]
+        tensor = dataclasses.replace(table.state_dict_metadata["a"], size=torch.Size((2 * count, 4)))
+        tensor.chunks = [ChunkStorageMetadata(start, torch.Size((1, 4))) for start in starts]
+        of_rank = dataclasses.replace(table, state_dict_metadata={"a": tensor}, planner_data={})
+        of_rank.storage_data = {MetadataIndex("a", start): place for start in starts}
+        (saved / f"__{rank}.metadata").write_bytes(pickle.dumps(of_rank))
+    started = time.monotonic()
+    outcome = ckptfs("inspect", saved, bounded=True)
+    assert outcome.code == REFUSED and "it has another shape" in outcome.stderr + outcome.stdout
+    assert time.monotonic() - started < 10
+
+
+def chunks_of(table, name="a"):
+    return table.state_dict_metadata[name].chunks
+
+
+def remove_a_chunk(table):
+    del chunks_of(table)[1]
+
+
+def move_a_chunk(table, to=(1, 0), sizes=(4, 4)):
+    old = chunks_of(table)[1].offsets
+    chunks_of(table)[1] = ChunkStorageMetadata(torch.Size(to), torch.Size(sizes))
+    table.storage_data[MetadataIndex("a", to)] = table.storage_data.pop(MetadataIndex("a", old))
+
+
+def repeat_a_chunk(table):
+    chunks_of(table).append(chunks_of(table)[1])
+
+
+def drop_a_place(table):
+    del table.storage_data[MetadataIndex("a", chunks_of(table)[1].offsets)]
+
+
+def resize(size):
+    def change(table):
+        table.state_dict_metadata["a"].size = torch.Size(size)
+
+    return change
+
+
+def place(**fields):
+    """Changes where the second piece of `a` is said to lie."""
+
+    def change(table):
+        index = MetadataIndex("a", chunks_of(table)[1].offsets)
+        table.storage_data[index] = dataclasses.replace(table.storage_data[index], **fields)
+
+    return change
+
+
+def set_key(key, value):
+    def change(table):
+        setattr(table, key, value)
+
+    return change
+
+
+# What is changed in the table, and what is said of it.
+TABLES = {
+    "hole": (remove_a_chunk, "tensor `a`: pieces are missing: those found hold 8 of 24 values"),
+    "overlap": (move_a_chunk, "tensor `a`: two pieces hold the same values: those at [0, 0] and [1, 0]"),
+    "out-of-bounds": (lambda table: move_a_chunk(table, (3, 0)), "tensor `a`: the piece at [3, 0] with shape [4, 4] reaches past"),
+    "other-axes": (lambda table: move_a_chunk(table, (2,), (4,)), "tensor `a`"),
+    "far-out": (lambda table: move_a_chunk(table, (2**62, 0)), "reaches past its shape"),
+    "huge-piece": (lambda table: move_a_chunk(table, (2, 0), (2**62, 4)), "it has another shape"),
+    "larger-than-all": (resize((2**62, 4)), "has a shape whose size overflows"),
+    "larger": (resize((2**40, 4)), "tensor `a`: pieces are missing"),
+    "smaller": (resize((5, 4)), "reaches past its shape [5, 4]"),
+    "negative": (lambda table: move_a_chunk(table, (-1, 0)), "a chunk has no place"),
+    "a-chunk-twice": (repeat_a_chunk, "tensor `a`: the table does not say where its piece at [2, 0] lies"),
+    "no-place": (drop_a_place, "tensor `a`: the table does not say where its piece at [2, 0] lies"),
+    "no-places": (set_key("storage_data", None), ".metadata is not a table", "it has no storage_data"),
+    "no-tensors": (set_key("state_dict_metadata", {}), "it holds no tensors"),
+    "zstd": (place(transform_descriptors=["stream.zstd/1"]), "its pieces are stored as stream.zstd/1", "without extensions"),
+    "past-the-end": (place(offset=2**62), "__1_0.distcp ends before its piece"),
+    "past-all-ends": (place(offset=2**63 - 1, length=2**63 - 1), "__1_0.distcp ends before its piece"),
+    "too-short": (place(length=100), "its piece in __1_0.distcp is not readable"),
+    "empty-place": (place(length=0), "its piece in __1_0.distcp is not"),
+    "inside-another": (place(offset=64, length=300), "its piece in __1_0.distcp is not"),
+    "huge-length": (place(length=2**62), "__1_0.distcp ends before its piece"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_that_does_not_hold_is_refused(ckptfs, saved, kind):
+    change, *words = TABLES[kind]
+    edit_table(saved, change)
+    check_refused(ckptfs, saved, *words)
+
+
+@pytest.mark.parametrize("where", ["above", "absolute", "inside-and-out", "link"])
+def test_a_file_outside_of_the_folder_is_not_read(ckptfs, saved, tmp_path, where):
+    outside = tmp_path / "outside.distcp"
+    (saved / "__1_0.distcp").rename(outside)
+    name = {"above": "../outside.distcp", "absolute": str(outside), "inside-and-out": "x/../../outside.distcp"}.get(where)
+    if name is None:
+        (saved / "__1_0.distcp").symlink_to(outside)
+    else:
+        edit_table(saved, place(relative_path=name))
+    for words in (["inspect", saved], ["export", saved, tmp_path / "out.safetensors"]):
+        outcome = ckptfs(*words, bounded=True)
+        assert outcome.code in (FAILED, REFUSED), outcome
+        assert "outside.distcp" in outcome.stderr or "__1_0.distcp" in outcome.stderr
+        assert "--follow-symlinks" in outcome.stderr
+    assert not (tmp_path / "out.safetensors").exists()
+    with pytest.raises((SafetensorError, OSError)):
+        load_file(saved)
+    with package.mount(saved) as mount:
+        assert "model.safetensors" not in os.listdir(mount)
+
+
+def test_tensors_of_one_name_are_refused(ckptfs, tmp_path):
+    path = tmp_path / "step-1"
+    tensors = {"xa": FULL, "xb": FULL}
+    ranks = [[(name, box) for name in tensors for box in whole_box(FULL)]]
+    save_pieces(FileSystemWriter(path, sync_files=False), tensors, ranks)
+    table = (path / ".metadata").read_bytes()
+    assert table.count(b"xb") == 1
+    (path / ".metadata").write_bytes(table.replace(b"xb", b"xa"))
+    check_refused(ckptfs, path, ".metadata is not a table", "twice")
+
+
+def test_absurd_tables_are_refused_in_bounded_time_and_memory(ckptfs, saved):
+    plain = (saved / ".metadata").read_bytes()
+
+    def many_chunks(table):
+        chunk = chunks_of(table)[1]
+        table.state_dict_metadata["a"].chunks = [chunks_of(table)[0]] + [chunk] * 1_000_000
+
+    def shared_lists(table):
+        chunks = chunks_of(table) * 1000
+        tensor = table.state_dict_metadata["a"]
+        tensor.chunks = chunks
+        table.state_dict_metadata |= {f"t{n}": tensor for n in range(10_000)}
+        table.storage_data |= {MetadataIndex(f"t{n}", (0, 0)): table.storage_data[MetadataIndex("a", (0, 0))] for n in range(10_000)}
+
+    def long_keys(table):
+        name = "x" * 100_000
+        table.planner_data = {"a": (name,) * 10_000}
+        table.state_dict_metadata |= {f"t{n}": table.state_dict_metadata["a"] for n in range(1000)}
+        table.planner_data |= {f"t{n}": table.planner_data["a"] for n in range(1000)}
+
+    def wide_shape(table):
+        tensor = table.state_dict_metadata["a"]
+        tensor.size = torch.Size((1,) * 1_000_000)
+
+    def wide_shapes(table):
+        wide = torch.Size((1,) * 100_000)
+        tensor = table.state_dict_metadata["a"]
+        tensor.size = wide
+        tensor.chunks = [ChunkStorageMetadata(wide, wide)] * 10
+        table.state_dict_metadata |= {f"t{n}": tensor for n in range(10_000)}
+
+    for change in (many_chunks, shared_lists, long_keys, wide_shape, wide_shapes):
+        (saved / ".metadata").write_bytes(plain)
+        edit_table(saved, change)
+        started = time.monotonic()
+        check_refused(ckptfs, saved)
+        assert time.monotonic() - started < 15, change.__name__
+
+
+def test_a_table_that_is_cut_off_is_refused(ckptfs, saved):
+    table = (saved / ".metadata").read_bytes()
+    for size in [*range(0, len(table), 97), len(table) - 1]:
+        (saved / ".metadata").write_bytes(table[:size])
+        outcome = ckptfs("inspect", saved, bounded=True)
+        assert outcome.code == REFUSED and ".metadata is not readable" in outcome.stdout + outcome.stderr, size
+    (saved / ".metadata").write_bytes(table + b"more")
+    check_refused(ckptfs, saved, "4 bytes")
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.path}'",)
+
+
+@pytest.mark.parametrize("where", ["storage_meta", "planner_data", "version", "surplus"])
+def test_nothing_of_a_table_is_executed(ckptfs, saved, tmp_path, where):
+    marker = tmp_path / "marker"
+    edit_table(saved, set_key(where, Touch(marker)))
+    check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
+    assert ckptfs("inspect", saved).code == DONE and ckptfs("verify", saved).code == DONE
+    assert not marker.exists()
+    # The result of the call is no table that torch goes on with, but the call was made.
+    with contextlib.suppress(CheckpointException), warnings.catch_warnings(action="ignore"):
+        dcp.load({"a": torch.zeros(6, 4)}, checkpoint_id=saved, no_dist=True)
+    assert marker.exists()
+
+
+def test_what_has_to_be_called_for_a_type_is_refused(ckptfs, saved, tmp_path):
+    marker = tmp_path / "markers/marker"
+    marker.parent.mkdir()
+
+    def change(table):
+        table.state_dict_metadata["a"].size = Touch(marker)
+
+    edit_table(saved, change)
+    check_refused(ckptfs, saved, ".metadata is not a table", "a tensor has no size")
+    assert not marker.exists()
+    pickle.loads((saved / ".metadata").read_bytes())
+    assert marker.exists()
+
+
+def test_pieces_are_not_executed_either(ckptfs, saved, tmp_path):
+    marker = tmp_path / "markers/marker"
+    marker.parent.mkdir()
+    path = tmp_path / "other"
+    save_pieces(FileSystemWriter(path, sync_files=False), {"a": FULL}, [[("a", whole_box(FULL)[0])]])
+    torch.save(Touch(marker), path / "__0_0.distcp")
+    size = (path / "__0_0.distcp").stat().st_size
+
+    def change(table):
+        index = MetadataIndex("a", (0, 0))
+        table.storage_data[index] = dataclasses.replace(table.storage_data[index], offset=0, length=size)
+
+    edit_table(path, change)
+    check_refused(ckptfs, path, "tensor `a`: its piece in __0_0.distcp")
+    assert not marker.exists()
+
+
+def test_tables_of_older_versions_are_read(ckptfs, tmp_path, saved):
+    """Without the newer fields, and with the properties of tensors in their older module and form."""
+
+    def change(table):
+        for field in ("storage_meta", "version", "planner_data"):
+            del table.__dict__[field]
+        for info in table.storage_data.values():
+            info.__dict__.pop("transform_descriptors", None)
+
+    edit_table(saved, change)
+    table = (saved / ".metadata").read_bytes()
+    check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
+    new, old = b"torch.distributed.checkpoint.metadata", b"torch.distributed._shard.sharded_tensor.metadata"
+    older = pickle.loads(table)
+    (saved / ".metadata").write_bytes(renamed(older, {"TensorProperties": old.decode(), "_MEM_FORMAT_ENCODING": old.decode()}))
+    assert old in (saved / ".metadata").read_bytes() and new in (saved / ".metadata").read_bytes()
+    check_doors(ckptfs, saved, {"a": FULL, "b": torch.arange(5)}, tmp_path / "out.safetensors")
+
+
+def renamed(table, modules):
+    """Pickles a table with some classes under the names of other modules, and with properties of five fields."""
+    class Old(pickle._Pickler):
+        def save_global(self, obj, name=None):
+            module = modules.get(getattr(obj, "__name__", ""))
+            if module is None:
+                return super().save_global(obj, name)
+            self.save(module)
+            self.save(obj.__name__)
+            self.write(pickle.STACK_GLOBAL)
+            self.memoize(obj)
+
+        dispatch = {**pickle._Pickler.dispatch, type: save_global}
+
+        def reducer_override(self, obj):
+            if isinstance(obj, TensorProperties):
+                made = obj.__reduce_ex__(4)
+                return (*made[:2], made[2][:5], *made[3:])
+            return NotImplemented
+
+    out = io.BytesIO()
+    Old(out, 4).dump(table)
+    return out.getvalue()
+
+
+def test_files_in_other_names_are_read_where_the_table_says(tmp_path, saved):
+    """Megatron puts the name of a group in front."""
+    (saved / "__1_0.distcp").rename(saved / "default__1_0.distcp")
+    edit_table(saved, place(relative_path="default__1_0.distcp"))
+    check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
+    (saved / "deeper").mkdir()
+    (saved / "default__1_0.distcp").rename(saved / "deeper/1.distcp")
+    edit_table(saved, place(relative_path="deeper/1.distcp"))
+    check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
+
+
+OPENS = """
+import resource, sys
+import ckptfs.torch
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+try:
+    ckptfs.torch.load_file(sys.argv[1])
+except OSError as fault:
+    print(fault, *fault.__notes__)
+resource.setrlimit(resource.RLIMIT_NOFILE, (4000, hard))
+print(ckptfs.torch.load_file(sys.argv[1])["a"].sum().item())
+"""
+
+
+def test_a_thousand_ranks_need_as_many_open_files(ckptfs, tmp_path):
+    """The program raises its own limit. A Python process is told to."""
+    path = tmp_path / "step-1"
+    rows = torch.arange(3000.0).reshape(1500, 2)
+    ranks = [[("a", ((n, 0), (1, 2)))] for n in range(1500)]
+    save_pieces(FileSystemWriter(path, sync_files=False), {"a": rows}, ranks)
+    out = tmp_path / "out.safetensors"
+    words = ["sh", "-c", 'ulimit -S -n 300 && exec "$@"', "sh", ckptfs.binary, "export", path, out]
+    subprocess.run(list(map(str, words)), check=True, capture_output=True)
+    check_tensors(out, {"a": rows})
+    done = python("-c", OPENS, path)
+    assert "Too many open files" in done.stdout and "ulimit -n" in done.stdout, done
+    assert done.stdout.splitlines()[-1] == str(rows.sum().item())
+
+
+def read_whole(path):
+    return safetensors.torch.load((path / "model.safetensors").read_bytes())
+
+
+def test_steps_that_come_and_go_are_whole_or_not_there(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    saver = subprocess.Popen([sys.executable, COMMON / "saving_loop.py", runs], stdin=subprocess.PIPE)
+    new = {"mount": 0, "folder": 0}
+    over = dict(new)
+    ways = {"mount": read_whole, "folder": lambda path: load_file(path, backend="pread")}
+    try:
+        with package.mount(runs) as mount:
+            roots = {"mount": mount, "folder": runs}
+            end = time.monotonic() + PATIENCE
+            while min(new.values()) < 10 or min(over.values()) < 5:
+                assert time.monotonic() < end and saver.poll() is None, (new, over)
+                for way, step in itertools.product(ways, os.listdir(mount)):
+                    try:
+                        state = ways[way](roots[way] / step)
+                    except (SafetensorError, OSError):
+                        continue
+                    numbers = {float(value) for tensor in state.values() for value in tensor.unique()}
+                    assert len(numbers) == 1, f"{way} {step} is a mixture: {numbers}"
+                    assert sorted(state) == ["columns", "rows", "scalar"]
+                    if step == "same":
+                        over[way] += 1
+                    else:
+                        assert {step} == {f"step-{number:.0f}" for number in numbers}
+                        new[way] += 1
+    finally:
+        saver.kill()
+        saver.wait()
