@@ -1,8 +1,7 @@
 //! Pieces of tensors in one rank's file: which part of the whole tensor a rank has.
 //!
-//! torch saves a piece as an object of a class of its own. A `ShardedTensor` states the place of each of its shards. Of a
-//! `DTensor`, the place follows from the mesh of ranks, from this rank's place in it, and from the cuts. Each axis of the
-//! mesh cuts one axis of the tensor, or none.
+//! torch saves a piece as an object of a class of its own. A `ShardedTensor` states the place of each of its shards. A
+//! `DTensor` states the mesh of ranks, this rank's place in it, and how each axis of the mesh cuts the tensor.
 
 use std::collections::BTreeSet;
 
@@ -314,8 +313,8 @@ struct AxisCut {
     rank: u64,
 }
 
-/// The cuts of one axis of a tensor in the order in which they were made. Each has the number of pieces that it cuts one
-/// by one.
+/// The cuts of one axis of a tensor in the order in which they were made. With each comes the number of pieces that it
+/// cuts one by one.
 ///
 /// `cuts` has them in the order of the mesh, each with its split factor. A factor says how many ranks of later axes of the
 /// mesh cut first: tensor parallelism before FSDP. If no order has these factors, pieces are meant that no rank cut.

@@ -78,11 +78,11 @@ pub fn read_universal_folder(
     }
     let step = states.first().and_then(|model| model.step);
     let step = step.map(|step| format!(", step {step}")).unwrap_or_default();
-    let library = format!("DeepSpeed's universal checkpoint, in 32 bits{step}");
-    let mut notes = Vec::new();
-    if states.is_empty() {
-        notes.push("buffers may be missing: no file `*_model_states.pt` is there".to_owned());
-    }
+    let obvious_choices =
+        vec![format!("joined from DeepSpeed's universal checkpoint, in 32 bits{step}")];
+    let is_without_model = states.is_empty();
+    let note = || "buffers may be missing: no file `*_model_states.pt` is there".to_owned();
+    let notes = is_without_model.then(note).into_iter().collect();
     let models = states.iter().map(|states| Arc::clone(states.file.file()));
     Ok(Checkpoint {
         path,
@@ -93,7 +93,7 @@ pub fn read_universal_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
-        obvious_choices: vec![format!("joined from {library}")],
+        obvious_choices,
         notes,
         refused: Vec::new(),
         options: options.clone(),
