@@ -13,8 +13,16 @@ import zipfile
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
@@ -149,7 +157,61 @@ def dcp_tables():
     change("transformed", transform)
 
 
+def rank_states(change):
+    """What each of two ranks saves of a state that `change` makes for a mesh and a rank."""
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        yield change(init_device_mesh("cpu", (2,)), rank)
+        dist.destroy_process_group()
+
+
+def cut(placement):
+    shape = {Replicate(): (2, 3), Shard(1): (3, 4)}.get(placement, (4, 3))
+    full = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+    def change(mesh, rank):
+        return {"w": distribute_tensor(full, mesh, [placement], src_data_rank=None)}
+
+    return change
+
+
+def older_mesh(mesh, rank):
+    state = cut(Shard(0))(mesh, rank)
+    mesh.__dict__.clear()
+    mesh.__dict__.update(device_type="cpu", mesh=torch.arange(2, dtype=torch.int32), _coordinate_on_dim=[rank])
+    return state
+
+
+def shards(mesh, rank):
+    parts = [ShardMetadata([n * 2, 0], [2, 3], f"rank:{n}/cpu") for n in range(2)]
+    properties = TensorProperties(dtype=torch.float32)
+    metadata = ShardedTensorMetadata(parts, torch.Size([4, 3]), properties)
+    local = [sharded_tensor.Shard(FLOATS.clone().view(2, 3), parts[rank])]
+    init = sharded_tensor.ShardedTensor._init_from_local_shards_and_global_metadata
+    return {"w": init(local, metadata)}
+
+
+def rank_pieces():
+    for name, change in {
+        "rows": cut(Shard(0)),
+        "columns": cut(Shard(1)),
+        "strided": cut(_StridedShard(0, split_factor=2)),
+        "replicas": cut(Replicate()),
+        "older-mesh": older_mesh,
+        "shards": shards,
+    }.items():
+        pickles = []
+        for state in rank_states(change):
+            archive = io.BytesIO()
+            torch.save(state, archive)
+            with zipfile.ZipFile(archive) as records:
+                [record] = [r for r in records.namelist() if r.endswith("data.pkl")]
+                pickles.append(records.read(record))
+        write("rank_pieces", name, len(pickles[0]).to_bytes(2, "little") + b"".join(pickles))
+
+
 torch_files()
+rank_pieces()
 safetensors_files()
 indexes()
 dcp_tables()

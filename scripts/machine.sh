@@ -49,8 +49,8 @@ install_mount_tools() {
 # Python environments lie outside the tree, so that all checkouts share them.
 cache=${CKPTFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ckptfs}
 
-# The environment for a file of requirements: `venv_path NAME FILE`. Other requirements are another environment.
-venv_path() { printf '%s/%s-%s' "$cache" "$1" "$(sha256sum "$2" | cut -c1-12)"; }
+# The environment for files of requirements: `venv_path NAME FILE...`. Other requirements are another environment.
+venv_path() { printf '%s/%s-%s' "$cache" "$1" "$(cat "${@:2}" | sha256sum | cut -c1-12)"; }
 
 # Makes an environment unless it is complete: `make_venv VENV FILE`.
 make_venv() {
@@ -58,6 +58,19 @@ make_venv() {
     rm -rf "$1"
     "$base_python" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+    touch "$1/complete"
+}
+
+# Makes an environment that sees the packages of another one, unless it is complete: `make_venv_beside VENV FILE OTHER
+# BUILDERS...`. The builders are installed first: packages that are built use them, and the packages of the other one.
+make_venv_beside() {
+    [ ! -e "$1/complete" ] || return 0
+    rm -rf "$1"
+    "$base_python" -m venv "$1"
+    local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    "$3/bin/python" -c "$packages" >"$("$1/bin/python" -c "$packages")/beside.pth"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$2" "${@:4}"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation -r "$2"
     touch "$1/complete"
 }
 

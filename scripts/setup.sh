@@ -23,6 +23,15 @@ if [ ! -e "$venv/complete" ]; then
     make_venv "$venv" "$requirements"
 fi
 
+# DeepSpeed, whose checkpoints tests join. It takes torch from the environment above, and none of its kernels is built.
+deepspeed_requirements=tests/python/deepspeed-requirements.txt
+deepspeed_venv=$(venv_path deepspeed "$deepspeed_requirements" "$requirements")
+if [ ! -e "$deepspeed_venv/complete" ]; then
+    say "making the Python environment $deepspeed_venv (DeepSpeed: some megabytes, a minute)"
+    DS_BUILD_OPS=0 make_venv_beside "$deepspeed_venv" "$deepspeed_requirements" "$venv" setuptools wheel ninja py-cpuinfo
+fi
+export CKPTFS_DEEPSPEED_PYTHON=$deepspeed_venv/bin/python
+
 # safetensors' own tests, which the Python package must pass. Only its source package has them.
 safetensors_source=safetensors-0.9.0rc1
 if [ ! -e "$cache/$safetensors_source" ]; then

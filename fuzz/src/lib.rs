@@ -48,6 +48,25 @@ pub fn read(bytes: &[u8], name: &str) -> bool {
     all
 }
 
+/// Parses archives with these pickles as the files of the ranks of a run, in a folder of this process, strictly and then
+/// partially.
+pub fn read_ranks(pickles: &[&[u8]]) {
+    let folder = std::env::temp_dir().join(format!("ckptfs-fuzz-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder for the files");
+    let world = pickles.len();
+    for (rank, pickle) in pickles.iter().enumerate() {
+        let path = folder.join(format!("model_world_size_{world}_rank_{rank}.pt"));
+        std::fs::write(path, archive(pickle)).expect("a file of a rank");
+    }
+    for allow_partial in [false, true] {
+        let options = ParseOptions { allow_partial, ..ParseOptions::default() };
+        let opened = checkpoint::open(&folder, &options);
+        if let Some(virtual_file) = opened.ok().and_then(|found| VirtualFile::new(found).ok()) {
+            check(&Arc::new(virtual_file));
+        }
+    }
+}
+
 fn read_with(bytes: &[u8], name: &str, options: &ParseOptions) -> bool {
     let Ok(checkpoint) = checkpoint::parse_bytes(bytes, Path::new(name), options) else {
         return false;

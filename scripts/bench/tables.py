@@ -43,6 +43,17 @@ def sizes(title):
     ))  # fmt: skip
 
 
+def beside_files(title, target, others):
+    """Something that is done with training checkpoints, beside the same with their own files."""
+    def find_target(row, rows):
+        return others.get(row["row"][0], target)
+
+    return PageTable("training", (
+        label(title), median("seconds", "ours"), median("their own files, seconds", "other"),
+        spreads("speed: median (least to most)", ratios("other", "ours")), ("target", find_target),
+    ))  # fmt: skip
+
+
 def targets(title, has_row):
     """The targets that are reached, or those that are missed."""
     chart = Chart(
@@ -96,6 +107,19 @@ TABLES = {
         label("opening 100,000 tensors in 160 shards"), label(place=1),
         median("seconds", "seconds", 3), median("CPU seconds", "cpu", 3),
         spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
+    )),
+    "training-exports": beside_files("`export` of 2.1 GB", "0.7", {"DCP, 8 ranks, cut by columns": "0.4"}),
+    "training-reads": beside_files(
+        "`cat` of the virtual file, cold", "0.8", {"DCP, 8 ranks, cut by columns": ""}
+    ),
+    "training-loads": PageTable("training", (
+        label("`load_file` of the folder, 2.1 GB, cold"), median("seconds", "ours"), median("other seconds", "other"),
+        spreads("ratio: median (least to most)", ratios("ours", "other")), ("target", lambda row, rows: "0.3"),
+    )),
+    "training-opens": PageTable("training", (
+        label("`ckptfs inspect --json` of, cached"), median("seconds", "seconds"), maximum("peak MB", "peak", 1e-6),
+        promise("target", {"100,000 items in 64 files of DCP": "2 s, 400 MB",
+                           "ZeRO-3, 8 ranks, 1,000 parameters": "0.3 s"}),
     )),
     "few-huge": sizes("4 tensors of 512 MiB in 2 shards"),
     "many-small": sizes("100,000 tensors of 16 KiB in 4 shards"),

@@ -101,14 +101,12 @@ impl Candidate {
         matches!(&self.files, CandidateFiles::Ranks(folder) if folder.hides_files())
     }
 
-    /// The paths whose state decides what it is: its files, and their folder if that is another one.
+    /// The paths whose state decides what it is: its files, and the folders in which it is looked for.
     pub fn watched_paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> =
             self.original_names().into_iter().map(PathBuf::from).collect();
-        if let CandidateFiles::Ranks(folder) = &self.files
-            && folder.is_elsewhere()
-        {
-            paths.push(folder.folder.clone());
+        if let CandidateFiles::Ranks(folder) = &self.files {
+            paths.extend(folder.other_folders());
         }
         paths
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::training_folder::training_folders;
+use super::universal_folder::universal_folder;
 use crate::checkpoint::format::{self, DetectedFormat};
 use crate::checkpoint::json::replace_python_numbers;
 use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
@@ -155,8 +156,11 @@ pub fn candidates_by_name(
         let file = OpenFile::open_in_root(root, &directory.join(name));
         file.is_ok_and(|file| torch::has_rank_pieces(&file))
     };
-    let folders = training_folders(names, &has_pieces).into_iter();
-    for folder in folders.filter(|folder| !folder.names.iter().any(is_kept)) {
+    let folders = match universal_folder(root, directory, names) {
+        Some(folder) => vec![folder],
+        None => training_folders(names, &has_pieces),
+    };
+    for folder in folders.into_iter().filter(|folder| !folder.names.iter().any(is_kept)) {
         claimed.extend(folder.names.iter().cloned());
         found.push(Candidate::of_ranks(folder));
     }

@@ -10,6 +10,7 @@ mod nested_training;
 mod rank_name;
 mod shard_name;
 mod training_folder;
+mod universal_folder;
 
 pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
 pub use default_choice::{DefaultChoice, choose_default};
@@ -23,3 +24,4 @@ pub use shard_name::{
     unsharded_name_of_index,
 };
 pub use training_folder::{TrainingFolder, TrainingFormat};
+pub use universal_folder::parameter_of_path;

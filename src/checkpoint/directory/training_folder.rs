@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use super::rank_name::split_rank;
 use super::shard_name::{DcpShardName, has_checkpoint_extension};
 
+/// The folder of the parameters of DeepSpeed's universal checkpoint.
+pub const UNIVERSAL_FOLDER: &str = "zero";
+
 /// How the ranks of a run saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainingFormat {
@@ -15,6 +18,8 @@ pub enum TrainingFormat {
     DcpSafetensors,
     /// DeepSpeed with ZeRO: the 32-bit weights are in the optimizers of all ranks.
     Zero,
+    /// DeepSpeed's universal checkpoint: a file for each parameter.
+    Universal,
     /// Files that each rank wrote with `torch.save`.
     RankFiles,
 }
@@ -46,9 +51,16 @@ impl TrainingFolder {
         TrainingFolder { folder: folder.into(), virtual_name: MODEL_NAME.to_owned(), ..self }
     }
 
-    /// Whether the files lie in another folder than the virtual file.
-    pub fn is_elsewhere(&self) -> bool {
-        !self.folder.as_os_str().is_empty()
+    /// The folders beside that of the virtual file in which its files are found.
+    pub fn other_folders(&self) -> Vec<PathBuf> {
+        let mut folders = Vec::new();
+        if !self.folder.as_os_str().is_empty() {
+            folders.push(self.folder.clone());
+        }
+        if self.format == TrainingFormat::Universal {
+            folders.push(self.folder.join(UNIVERSAL_FOLDER));
+        }
+        folders
     }
 
     /// The paths of the files from the virtual file's folder, with that of the file that names their folder.
@@ -86,14 +98,13 @@ pub fn training_folders(
 fn find_folder(names: &[String]) -> Option<TrainingFolder> {
     let has = |is_part: fn(&str) -> bool| names.iter().any(|name| is_part(name));
     let is_zero: fn(&str) -> bool = |name| is_deepspeed(name) && name.contains("zero_pp_rank_");
-    let is_model: fn(&str) -> bool = |name| name.ends_with("_model_states.pt");
     let is_dcp_shard: fn(&str) -> bool = |name| DcpShardName::parse(name).is_some();
     let (format, is_part): (TrainingFormat, fn(&str) -> bool) = if has(is_dcp_data) {
         (TrainingFormat::Dcp, is_dcp)
     } else if has(is_dcp_shard) {
         (TrainingFormat::DcpSafetensors, is_dcp_shard)
-    } else if has(is_zero) && has(is_model) {
-        // Without ZeRO, the file of the model has all of it.
+    } else if has(is_zero) {
+        // Without an optimizer's file, that of the model has all of it.
         (TrainingFormat::Zero, is_deepspeed)
     } else {
         return None;
@@ -112,9 +123,21 @@ fn is_dcp(name: &str) -> bool {
     [".distcp", ".metadata", ".metadata.tmp"].iter().any(|ending| name.ends_with(ending))
 }
 
+/// Whether a name is that of a file in which DeepSpeed saves a model.
+pub fn is_model_states(name: &str) -> bool {
+    // Of a layer, pipelines write `layer_00-model_00-model_states.pt`.
+    let is_layer = name.starts_with("layer_") && name.ends_with("-model_states.pt");
+    is_layer || name.ends_with("_model_states.pt")
+}
+
+/// Whether a name is that of a file in which DeepSpeed saves an optimizer.
+pub fn is_optim_states(name: &str) -> bool {
+    name.ends_with("_optim_states.pt")
+}
+
 /// Whether a name is that of a file that DeepSpeed writes for a rank, a layer or an expert.
 fn is_deepspeed(name: &str) -> bool {
-    let is_states = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
+    let is_states = is_model_states(name) || is_optim_states(name);
     let is_part = ["mp_rank_", "zero_pp_rank_"].iter().any(|word| name.contains(word));
     let is_layer = ["layer_", "expert_"].iter().any(|prefix| name.starts_with(prefix));
     is_states && (is_part || is_layer)
@@ -138,16 +161,25 @@ fn rank_file_sets(names: &[String], has_pieces: &dyn Fn(&str) -> bool) -> Vec<Tr
                 || stem.contains("_fsdp_")
                 || files.len() > 1 && files.iter().any(|name| has_pieces(name)))
     });
+    let sets: Vec<(&str, Vec<&String>)> = sets
+        .map(|(stem, files)| {
+            let stem = stem.trim_end_matches(['_', '-']);
+            (stem.strip_suffix("rank").unwrap_or(stem).trim_end_matches(['_', '-']), files)
+        })
+        .collect();
+    let model = |stem: &str| stem.split("_world_size_").next().unwrap_or(stem).to_owned();
+    let models: Vec<String> = sets.iter().map(|(stem, _)| model(stem)).collect();
     let to_folder = |(stem, files): (&str, Vec<&String>)| {
-        let stem = stem.trim_end_matches(['_', '-']);
-        let stem = stem.strip_suffix("rank").unwrap_or(stem).trim_end_matches(['_', '-']);
-        let stem = stem.split("_world_size_").next().filter(|stem| !stem.is_empty());
-        let virtual_name = format!("{}.safetensors", stem.unwrap_or("model"));
+        let model = model(stem);
+        // Saves of runs of other sizes are other checkpoints.
+        let is_only = models.iter().filter(|other| **other == model).count() == 1;
+        let name = if is_only { &*model } else { stem };
+        let virtual_name = format!("{}.safetensors", if name.is_empty() { "model" } else { name });
         let names = files.into_iter().cloned().collect();
         let empty = TrainingFolder::empty(TrainingFormat::RankFiles);
         TrainingFolder { names, virtual_name, ..empty }
     };
-    sets.map(to_folder).collect()
+    sets.into_iter().map(to_folder).collect()
 }
 
 #[cfg(test)]
@@ -171,6 +203,7 @@ mod tests {
                 TrainingFormat::Zero,
             ),
             (&["zero_pp_rank_0_mp_rank_00_model_states.pt"], TrainingFormat::Zero),
+            (&["bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt"], TrainingFormat::Zero),
         ] {
             assert_eq!(detect(names), Some(format), "{names:?}");
         }
@@ -189,6 +222,9 @@ mod tests {
             "optim_world_size_2_rank_0.pt",
         ];
         assert_eq!(sets(&verl, false), [("model.safetensors".to_owned(), 2)]);
+        let two_runs = ["model_world_size_1_rank_0.pt", "model_world_size_2_rank_0.pt"];
+        let names = ["model_world_size_1.safetensors", "model_world_size_2.safetensors"];
+        assert_eq!(sets(&two_runs, false), names.map(|name| (name.to_owned(), 1)));
         let fsdp = ["pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_1_rank0.bin"];
         let names = ["pytorch_model_fsdp_0.safetensors", "pytorch_model_fsdp_1.safetensors"];
         assert_eq!(sets(&fsdp, false), names.map(|name| (name.to_owned(), 1)));

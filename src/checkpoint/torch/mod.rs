@@ -30,7 +30,7 @@ pub use gate::acquire as acquire_parse_permit;
 pub use legacy::LegacyError;
 pub use object::{attribute, class_of, entry};
 pub use pickle::PickleError;
-pub use rank_piece::{LocalPart, RankPiece, has_rank_pieces, rank_piece};
+pub use rank_piece::{CutBudget, LocalPart, RankPiece, has_rank_pieces, rank_piece};
 pub use reader::{read_legacy, read_zip};
 pub use state_dict::{
     FLAT_PARAMETER, FLAT_PARAMETER_REMEDY, SelectError, Selection, is_training_key,

@@ -2,7 +2,7 @@
 //!
 //! Each piece states its place in the whole tensor. Tensors that are whole in every file are those of the first rank.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::checkpoint::tensor::{
     AxisSlice, Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName,
 };
 use crate::checkpoint::torch::{
-    FLAT_PARAMETER, LocalPart, RankPiece, Selection, TorchError, TorchValues, rank_piece,
-    select_state_dict,
+    CutBudget, FLAT_PARAMETER, LocalPart, RankPiece, Selection, TorchError, TorchValues,
+    rank_piece, select_state_dict,
 };
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
@@ -45,6 +45,8 @@ struct RankContents {
     refused: Vec<RefusedEntry>,
     obvious_choices: Vec<String>,
     notes: Vec<String>,
+    /// Whether it has pieces at all, readable or not.
+    has_pieces: bool,
     /// The largest number of ranks that a tensor is cut over.
     rank_count: u64,
 }
@@ -89,7 +91,7 @@ pub fn read_folder(
         let name = set.name_of(found as u32);
         return Err(error(TrainingError::MissingFile { name }));
     }
-    if recorded == 0 && found > 1 {
+    if found > 1 && !ranks.iter().any(|rank| rank.has_pieces) {
         return Err(error(TrainingError::UncutRanks { ranks: found }));
     }
     let joined = join_ranks(&ranks, &set).map_err(error)?;
@@ -167,7 +169,8 @@ fn read_rank(
             Err(error) => refused.push(RefusedEntry { name, error }),
         }
     }
-    let mut rank_count = 0;
+    let (mut rank_count, has_pieces) = (0, !rank_pieces.is_empty());
+    let mut budget = CutBudget::new(rank_pieces.len());
     let mut pieces = Vec::with_capacity(rank_pieces.len());
     for entry in rank_pieces {
         if entry.class == FLAT_PARAMETER {
@@ -178,10 +181,10 @@ fn read_rank(
             let local = storages.locate(TensorName::from(&*entry.name), &part.view)?;
             Ok((boxes_of_part(&local, part, origin)?, local.dtype))
         };
-        let piece = rank_piece(&arena, entry.value).and_then(|piece| {
-            let RankPiece { shape, parts, is_later_replica, rank_count: ranks } = piece;
+        let piece = rank_piece(&arena, entry.value, &mut budget).and_then(|piece| {
+            let RankPiece { shape, parts, is_later_replica, rank_count: ranks, dtype } = piece;
             rank_count = rank_count.max(ranks.unwrap_or(0));
-            let (mut boxes, mut dtype) = (Vec::new(), None);
+            let (mut boxes, mut dtype) = (Vec::new(), dtype);
             for part in &parts {
                 let (part, of_part) = locate(part)?;
                 if !is_later_replica {
@@ -204,7 +207,16 @@ fn read_rank(
         let error = TrainingError::Compressed { name: name.to_owned() };
         return Err(ReadError::Training(error));
     }
-    Ok(RankContents { file, whole, pieces, refused, obvious_choices, notes, rank_count })
+    Ok(RankContents {
+        file,
+        whole,
+        pieces,
+        refused,
+        obvious_choices,
+        notes,
+        has_pieces,
+        rank_count,
+    })
 }
 
 /// The boxes of a whole tensor that a rank's tensor holds.
@@ -237,12 +249,17 @@ fn boxes_of_part(
     Ok(boxes)
 }
 
-/// Joins what all ranks have. Of equal parts, that of the first rank is kept.
+/// Joins what all ranks have. Of equal parts, that of the first rank is kept. What a rank has not in a readable form is
+/// left out.
 fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, TrainingError> {
     enum Joined<'a> {
         Whole(&'a Tensor),
-        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox> },
+        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox>, places: HashSet<Place> },
     }
+    /// The first step and the number of steps along each axis.
+    type Place = (Shape, Shape);
+    let refused = ranks.iter().flat_map(|rank| rank.refused.iter().map(|entry| &*entry.name));
+    let refused: HashSet<&str> = refused.collect();
     let mut order: Vec<&str> = Vec::new();
     let mut by_name: HashMap<&str, Joined<'_>> = HashMap::new();
     let other = |n: usize, tensor: &str, what| TrainingError::OtherPiece {
@@ -251,7 +268,7 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
         what,
     };
     for (n, rank) in ranks.iter().enumerate() {
-        for tensor in &rank.whole {
+        for tensor in rank.whole.iter().filter(|tensor| !refused.contains(&*tensor.name)) {
             match by_name.get(&*tensor.name) {
                 None => {
                     order.push(&tensor.name);
@@ -268,21 +285,21 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
                 }
             }
         }
-        for piece in &rank.pieces {
-            let new =
-                || Joined::Pieces { dtype: piece.dtype, shape: &piece.shape, boxes: Vec::new() };
+        for piece in rank.pieces.iter().filter(|piece| !refused.contains(&*piece.name)) {
+            let new = || {
+                let (boxes, places) = (Vec::new(), HashSet::new());
+                Joined::Pieces { dtype: piece.dtype, shape: &piece.shape, boxes, places }
+            };
             if !by_name.contains_key(&*piece.name) {
                 order.push(&piece.name);
             }
             match by_name.entry(&piece.name).or_insert_with(new) {
-                Joined::Pieces { dtype, shape, boxes }
+                Joined::Pieces { dtype, shape, boxes, places }
                     if (*dtype, *shape) == (piece.dtype, &piece.shape) =>
                 {
                     for part in &piece.boxes {
-                        let is_replica = |other: &TensorBox| {
-                            other.start == part.start && other.counts == part.counts
-                        };
-                        if !boxes.iter().any(is_replica) {
+                        // Another rank may have a replica.
+                        if places.insert((part.start.clone(), part.counts.clone())) {
                             boxes.push(part.clone());
                         }
                     }
@@ -300,7 +317,7 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
     let names: Vec<TensorName> = TensorName::pack(order.iter().copied()).collect();
     let join = |(name, text): (TensorName, &str)| match by_name.remove(text) {
         Some(Joined::Whole(tensor)) => Ok(Some(Tensor { name, ..tensor.clone() })),
-        Some(Joined::Pieces { dtype, shape, boxes }) => {
+        Some(Joined::Pieces { dtype, shape, boxes, .. }) => {
             let tensor = Tensor::join(name, dtype, shape, boxes);
             tensor
                 .map(Some)

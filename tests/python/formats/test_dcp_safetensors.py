@@ -1,7 +1,5 @@
-"""Safetensors files that each rank wrote through torch.distributed.checkpoint are joined, bit for bit.
-
-The joined file takes the place of the ranks' files, and what is plainly not whole is refused.
-"""
+"""Safetensors files that each rank wrote through torch.distributed.checkpoint are joined, bit for bit. The joined file takes
+their place, and what is plainly not whole is refused."""
 
 import json
 import os

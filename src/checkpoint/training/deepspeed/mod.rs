@@ -4,6 +4,7 @@
 //! in the flat parts. What the optimizer does not have, buffers and frozen parameters, keeps its own type.
 
 mod states;
+mod universal;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ use crate::threads::parallel_map;
 
 use super::{check_rank_count, folder_path, origin_note};
 use crate::checkpoint::training_error::TrainingError;
-use states::{ModelStates, OptimStates, StatesError};
+use states::{ModelStates, OptimStates};
+pub use universal::read_universal_folder;
 
 /// Threads that read files of ranks.
 const MAX_READER_THREADS: usize = 8;
@@ -53,11 +55,9 @@ pub fn read_folder(
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
     let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
-    let ZeroFiles { models, optims } = ZeroFiles::from_names(names).map_err(error)?;
-    if let Some(key) = &options.root_key {
-        let (key, keys) = (key.clone(), Default::default());
-        return Err(error(TrainingError::NoSuchKey { key, keys }));
-    }
+    let files = ZeroFiles::from_names(names).and_then(ZeroFiles::require_both);
+    let ZeroFiles { models, optims } = files.map_err(error)?;
+    check_no_root_key(options).map_err(error)?;
     let all: Vec<(usize, &String)> = models.iter().chain(&optims).enumerate().collect();
     let read = |&(number, name): &(usize, &String)| {
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
@@ -66,16 +66,7 @@ pub fn read_folder(
             true => ModelStates::read(file, origin, name).map(StatesOfFile::Model),
             false => OptimStates::read(file, origin, name).map(StatesOfFile::Optim),
         };
-        states.map_err(|e| match e {
-            StatesError::Training(e) => error(e),
-            StatesError::Torch(e) => match e.into_source() {
-                Ok(e) => e.into(),
-                Err(e) => {
-                    let (name, e) = (name.clone(), Box::new(e));
-                    error(TrainingError::RankFile { name, error: e })
-                }
-            },
-        })
+        states.map_err(|e| e.into_checkpoint_error(name, &error))
     };
     let (mut model_states, mut optim_states) = (Vec::new(), Vec::new());
     for states in parallel_map(&all, MAX_READER_THREADS, read) {
@@ -148,13 +139,25 @@ impl ZeroFiles {
             }
             Ok(files.into_iter().map(|(_, name)| name.clone()).collect::<Vec<String>>())
         };
-        let (models, optims) = (of_kind(false)?, of_kind(true)?);
+        Ok(ZeroFiles { models: of_kind(false)?, optims: of_kind(true)? })
+    }
+
+    /// Fails if a kind of file is not there at all.
+    fn require_both(self) -> Result<ZeroFiles, TrainingError> {
         let missing = |name: &str| Err(TrainingError::MissingFile { name: name.to_owned() });
-        match (models.is_empty(), optims.is_empty()) {
+        match (self.models.is_empty(), self.optims.is_empty()) {
             (true, _) => missing("mp_rank_00_model_states.pt"),
             (_, true) => missing("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-            _ => Ok(ZeroFiles { models, optims }),
+            _ => Ok(self),
         }
+    }
+}
+
+/// The files have no dictionaries of the user.
+fn check_no_root_key(options: &ParseOptions) -> Result<(), TrainingError> {
+    match &options.root_key {
+        Some(key) => Err(TrainingError::NoSuchKey { key: key.clone(), keys: Default::default() }),
+        None => Ok(()),
     }
 }
 
@@ -229,7 +232,7 @@ impl<'a> ZeroRun<'a> {
             3 => self.join_stage_3(&mut found)?,
             _ => self.join_stages_1_and_2(&mut found)?,
         }
-        self.join_frozen(&mut found)?;
+        join_frozen(self.models, self.stage == 3, self.first_optim, &mut found)?;
         let buffers: HashSet<&str> = self.model.buffers.iter().map(String::as_str).collect();
         for tensor in self.model.module.iter().filter(|tensor| buffers.contains(&*tensor.name)) {
             found.entry(&tensor.name).or_insert_with(|| tensor.clone());
@@ -323,46 +326,50 @@ impl<'a> ZeroRun<'a> {
         }
         Ok(())
     }
+}
 
-    /// Frozen parameters, whole in the first rank's file or cut over the ranks at stage 3.
-    fn join_frozen<'b>(
-        &'b self,
-        found: &mut HashMap<&'b str, Tensor>,
-    ) -> Result<(), TrainingError> {
-        let module: HashMap<&str, &Tensor> =
-            self.model.module.iter().map(|tensor| (&*tensor.name, tensor)).collect();
-        for (name, shape) in &self.model.frozen_shapes {
-            let missing = || TrainingError::States {
-                name: self.first_optim.to_owned(),
-                what: "a frozen parameter is in no rank's file",
-            };
-            if self.stage < 3 {
-                // Stage 1 has them in the module alone.
-                let whole = self.model.frozen.get(name);
-                let whole = whole.or_else(|| module.get(name.as_str()).copied());
-                let whole = whole.filter(|tensor| tensor.torch_shape() == *shape);
-                found.insert(name, whole.ok_or_else(missing)?.clone());
-                continue;
-            }
-            let parts = self.models.iter().map(|model| model.frozen.get(name));
-            let parts: Vec<&Tensor> = parts.collect::<Option<_>>().ok_or_else(missing)?;
-            let dtype = parts.first().ok_or_else(missing)?.dtype;
-            let item_bytes = dtype.torch_item_bytes();
-            let count = value_count(shape).ok_or_else(missing)?;
-            let (mut boxes, mut first) = (Vec::new(), 0);
-            for part in parts {
-                let TensorBytes::Run(run) = part.bytes else { return Err(missing()) };
-                if part.dtype != dtype {
-                    return Err(missing());
-                }
-                let end = (first + run.len / item_bytes).min(count);
-                boxes.extend(boxes_of_values(shape, item_bytes, first..end, run));
-                first = end;
-            }
-            insert(found, name, shape, dtype, boxes)?;
+/// Joins frozen parameters: whole in the first rank's file, or cut over the ranks at stage 3. `name` is the file to
+/// name if one is missing.
+fn join_frozen<'b>(
+    models: &'b [ModelStates],
+    is_cut: bool,
+    name: &str,
+    found: &mut HashMap<&'b str, Tensor>,
+) -> Result<(), TrainingError> {
+    let Some(model) = models.first() else { return Ok(()) };
+    let module: HashMap<&str, &Tensor> =
+        model.module.iter().map(|tensor| (&*tensor.name, tensor)).collect();
+    let missing = || TrainingError::States {
+        name: name.to_owned(),
+        what: "a frozen parameter is in no rank's file",
+    };
+    for (name, shape) in &model.frozen_shapes {
+        if !is_cut {
+            // Stage 1 has them in the module alone.
+            let whole = model.frozen.get(name);
+            let whole = whole.or_else(|| module.get(name.as_str()).copied());
+            let whole = whole.filter(|tensor| tensor.torch_shape() == *shape);
+            found.insert(name, whole.ok_or_else(missing)?.clone());
+            continue;
         }
-        Ok(())
+        let parts = models.iter().map(|model| model.frozen.get(name));
+        let parts: Vec<&Tensor> = parts.collect::<Option<_>>().ok_or_else(missing)?;
+        let dtype = parts.first().ok_or_else(missing)?.dtype;
+        let item_bytes = dtype.torch_item_bytes();
+        let count = value_count(shape).ok_or_else(missing)?;
+        let (mut boxes, mut first) = (Vec::new(), 0);
+        for part in parts {
+            let TensorBytes::Run(run) = part.bytes else { return Err(missing()) };
+            if part.dtype != dtype {
+                return Err(missing());
+            }
+            let end = (first + run.len / item_bytes).min(count);
+            boxes.extend(boxes_of_values(shape, item_bytes, first..end, run));
+            first = end;
+        }
+        insert(found, name, shape, dtype, boxes)?;
     }
+    Ok(())
 }
 
 const NOT_FLAT: &str = "its weights are not 32-bit numbers that follow one another";

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorName};
 use crate::checkpoint::torch::pickle::{Arena, Node, NodeId};
 use crate::checkpoint::torch::{TorchError, TorchValues, as_count, as_counts, entry};
@@ -46,6 +47,26 @@ pub struct OptimStates {
 pub enum StatesError {
     Training(TrainingError),
     Torch(TorchError),
+}
+
+impl StatesError {
+    /// The error of the whole checkpoint, given the file's name. `in_folder` says which folder it is about.
+    pub fn into_checkpoint_error(
+        self,
+        name: &str,
+        in_folder: &dyn Fn(TrainingError) -> CheckpointError,
+    ) -> CheckpointError {
+        match self {
+            StatesError::Training(error) => in_folder(error),
+            StatesError::Torch(error) => match error.into_source() {
+                Ok(error) => error.into(),
+                Err(error) => {
+                    let (name, error) = (name.to_owned(), Box::new(error));
+                    in_folder(TrainingError::RankFile { name, error })
+                }
+            },
+        }
+    }
 }
 
 impl From<TorchError> for StatesError {
@@ -181,8 +202,12 @@ impl OptimStates {
         let optimizer = states.get(top, "optimizer_state_dict");
         let optimizer =
             optimizer.ok_or_else(|| states.malformed("it has no optimizer_state_dict"))?;
-        let stage = states.get(optimizer, "zero_stage").and_then(|id| states.stage(id));
-        let stage = stage.ok_or_else(|| states.malformed("it has no zero_stage"))?;
+        let stage = match states.get(optimizer, "zero_stage") {
+            Some(id) => states.stage(id),
+            // The optimizer with 32-bit gradients of a model in bfloat16 does not record it, and is laid out as stage 1.
+            None => Some(1),
+        };
+        let stage = stage.ok_or_else(|| states.malformed("its zero_stage is no number"))?;
         let count = states.get(optimizer, "partition_count");
         let count = count.and_then(|count| match states.arena().items(count) {
             // Of each group. Those of experts may have fewer.
@@ -210,6 +235,34 @@ impl OptimStates {
         };
         states.finish()?;
         Ok(OptimStates { file, stage, rank_count, groups, paddings })
+    }
+}
+
+/// The key of the whole parameter in a file of a universal checkpoint.
+const PARAMETER_KEY: &str = "param";
+
+/// The weights of a parameter in a universal checkpoint.
+#[derive(Debug)]
+pub struct UniversalWeight {
+    pub tensor: Tensor,
+    /// Whether its shape is not recorded beside it: stage 3 writes a vector.
+    pub is_flat: bool,
+}
+
+impl UniversalWeight {
+    /// Reads the file of a parameter, which becomes the origin of that number.
+    pub fn read(
+        file: &dyn ReadAt,
+        origin: OriginId,
+        path: &str,
+        parameter: &str,
+    ) -> Result<UniversalWeight, StatesError> {
+        let mut states = StatesFile::read(file, origin, path)?;
+        let top = states.values.top;
+        let whole = states.get(top, PARAMETER_KEY);
+        let tensor = states.tensor(parameter, whole.unwrap_or(top))?;
+        states.finish()?;
+        Ok(UniversalWeight { tensor, is_flat: whole.is_none() })
     }
 }
 
