@@ -37,13 +37,11 @@ def test_a_ranks_file_is_refused(ckptfs, save_by_dcp):
     check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
 
 
-def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, save_by_dcp):
+def test_a_directory_of_ranks_files_shows_the_joined_file_alone(ckptfs, save_by_dcp):
     file = save_by_dcp(by_rank=True)
     (listing,) = ckptfs("ls", "--json", file.parent).json()
-    assert [entry["kind"] for entry in listing["entries"]] == ["file"]
-    (refused,) = listing["refused"]
-    assert refused["names"] == [file.name]
-    assert "a safetensors file for each rank" in refused["reason"] and "HuggingFaceStorageReader" in refused["remedy"]
+    assert [entry["name"] for entry in listing["entries"]] == ["model.safetensors"]
+    assert listing["refused"] == []
 
 
 def test_a_file_that_was_saved_whole_is_shown(ckptfs, save_by_dcp, tmp_path):

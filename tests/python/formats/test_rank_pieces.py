@@ -46,7 +46,7 @@ def test_a_trained_model_is_joined(ckptfs, mounts, trained, tmp_path, run):
     folder = trained / run
     name = "pytorch_model_fsdp_0.safetensors" if run.startswith("fsdp1") else "model.safetensors"
     report = check_every_door(ckptfs, mounts, folder, expected_of(folder), tmp_path / "out.safetensors", name)
-    assert f"joined from the files of {run[-1]} ranks" in report["notes"]
+    assert f"joined from files by rank of torch: {run[-1]} ranks" in report["notes"]
 
 
 def test_local_state_dicts_are_refused_by_name(ckptfs, trained):
