@@ -12,6 +12,9 @@ pub struct RefusedEntry {
     pub error: TensorError,
 }
 
+/// The name that safetensors keeps for metadata.
+pub const RESERVED_NAME: &str = "__metadata__";
+
 /// Why an entry cannot be shown.
 #[allow(missing_docs)] // The messages name the fields.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

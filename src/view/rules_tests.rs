@@ -254,7 +254,6 @@ fn kept_names_stay() {
         "scheduler.pt",
         "rng_state_3.pth",
         "training_args.bin",
-        "zero_pp_rank_0_mp_rank_00_optim_states.pt",
         "mp_rank_00_model_states.pt",
         "optimizer-00001-of-00001.bin",
     ] {

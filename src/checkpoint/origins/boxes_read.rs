@@ -175,11 +175,13 @@ impl<'a> Intersection<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
     use crate::checkpoint::tensor::join_boxes;
-    use crate::checkpoint::{Axis, Dtype, OpenOrigins, Origin, OriginId, Tensor};
+    use crate::checkpoint::{Axis, ByteRun, Dtype, OpenOrigins, Origin, OriginId, Tensor};
 
     /// A tensor of boxes, and its bytes: the shape is cut at some steps of each axis, or into ranges of values. Each box
     /// is in an origin of its own, in C order or transposed.
@@ -321,5 +323,31 @@ mod tests {
             sources.read(&sliced.bytes, 0, &mut got).unwrap();
             prop_assert_eq!(got, expected);
         }
+    }
+
+    #[test]
+    fn a_sequential_read_reads_each_byte_once() {
+        // Cut by columns over 8 ranks, in requests that end within rows and values.
+        let (rows, columns, ranks, item) = (64u64, 40u64, 8u64, 4u64);
+        let boxes = (0..ranks).map(|rank| {
+            let counts = Shape::from_slice(&[rows, columns / ranks]);
+            let len = rows * columns / ranks * item;
+            let run = ByteRun { origin: OriginId(rank as u32), offset: 0, len };
+            let start = Shape::from_slice(&[0, rank * columns / ranks]);
+            TensorBox { start, counts, bytes: TensorBytes::Run(run) }
+        });
+        let bytes = join_boxes(&[rows, columns], item, boxes.collect()).unwrap();
+        let TensorBytes::Boxes(boxes) = bytes else { panic!("they are boxes") };
+        let (len, read) = (rows * columns * item, Cell::new(0));
+        let count = |_: &TensorBytes, _, out: &mut [u8]| {
+            read.set(read.get() + out.len() as u64);
+            Ok(())
+        };
+        let mut out = vec![0; 1000];
+        for offset in (0..len).step_by(out.len()) {
+            let wanted = out.len().min((len - offset) as usize);
+            read_boxes(&boxes, offset, &mut out[..wanted], &count).unwrap();
+        }
+        assert!(read.get() >= len && read.get() * 10 <= len * 11, "{} of {len}", read.get());
     }
 }

@@ -21,6 +21,7 @@ use super::contents::Checkpoint;
 use super::directory::{TrainingFolder, TrainingFormat};
 use super::error::CheckpointError;
 use super::options::ParseOptions;
+use super::refusal::{RESERVED_NAME, TensorError};
 use super::training_error::{TrainingError, count_ranks};
 
 /// Reads the checkpoint in the files of a folder.
@@ -36,6 +37,12 @@ pub fn read_training_folder(
         _ => directory.join(&folder.folder),
     };
     let mut checkpoint = read_files(root, directory, path, folder, options)?;
+    if let Some(tensor) = checkpoint.tensors.iter().find(|tensor| *tensor.name == *RESERVED_NAME) {
+        let error = TensorError::ReservedName;
+        let error = TrainingError::Tensor { tensor: tensor.name.to_string(), error };
+        let path = folder_path(root, directory);
+        return Err(CheckpointError::Training { path, error: Box::new(error) });
+    }
     if let (Some(pointer), Some(name)) = (&folder.pointer, directory.file_name()) {
         let name = name.to_string_lossy();
         checkpoint.obvious_choices.push(format!("of the folder that `{pointer}` names: {name}"));

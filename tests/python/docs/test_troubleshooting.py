@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from mounts import PATIENCE, Mounts, python
 from program import DONE, FAILED, REFUSED, REPOSITORY, USAGE, Ckptfs, find_binary
+from training import save_whole
 
 PAGE = (REPOSITORY / "docs/troubleshooting.md").read_text()
 
@@ -196,10 +197,21 @@ def test_what_is_no_checkpoint_has_the_messages_of_the_page(srv):
         srv.pickle.write_text(content)
         outcome = srv.ckptfs("inspect", srv.pickle)
         assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
-    (srv.models / "dcp").mkdir()
-    for name in (".metadata", "__0_0.distcp"):
-        (srv.models / "dcp" / name).touch()
-    outcome = srv.ckptfs("inspect", srv.models / "dcp")
+    gguf = srv.models / "net.gguf"
+    gguf.write_bytes(b"GGUF\x03\0\0\0{")
+    outcome = srv.ckptfs("inspect", gguf)
+    assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
+
+
+def test_a_folder_of_training_that_is_not_whole_has_the_messages_of_the_page(srv):
+    folder = srv.models / "dcp"
+    tensors = {"a": torch.ones(2), "b": torch.ones(3)}
+    save_whole(folder, {"model": tensors}, thread_count=2)
+    (folder / "__0_1.distcp").unlink()
+    outcome = srv.ckptfs("inspect", folder)
+    assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
+    (folder / ".metadata").unlink()
+    outcome = srv.ckptfs("inspect", folder)
     assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
 
 

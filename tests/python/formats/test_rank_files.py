@@ -1,5 +1,5 @@
-"""A file that holds one rank's share of a checkpoint is refused: its tensors are pieces, or empty, under the names of
-whole ones. Files of the same writers with whole tensors are shown."""
+"""A file that holds one rank's share of a checkpoint is refused by itself. Its tensors are pieces, or empty, under the
+names of whole ones. Files of the same writers with whole tensors are shown."""
 
 import json
 
@@ -37,11 +37,12 @@ def test_a_ranks_file_is_refused(ckptfs, save_by_dcp):
     check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
 
 
-def test_a_directory_of_ranks_files_shows_the_joined_file_alone(ckptfs, save_by_dcp):
+def test_the_directory_of_a_ranks_file_is_joined(ckptfs, save_by_dcp, tmp_path):
     file = save_by_dcp(by_rank=True)
+    check_export(ckptfs, file.parent, WEIGHTS, tmp_path / "out.safetensors")
     (listing,) = ckptfs("ls", "--json", file.parent).json()
-    assert [entry["name"] for entry in listing["entries"]] == ["model.safetensors"]
-    assert listing["refused"] == []
+    assert [entry["kind"] for entry in listing["entries"]] == ["virtual_file"] and not listing["refused"]
+    assert [hidden["name"] for hidden in listing["hidden"]] == [file.name]
 
 
 def test_a_file_that_was_saved_whole_is_shown(ckptfs, save_by_dcp, tmp_path):

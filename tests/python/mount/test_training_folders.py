@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 
 import pytest
@@ -169,6 +170,31 @@ def test_a_mount_refuses_another_number_of_ranks(mounts, tmp_path):
     assert all(name.startswith("shard-") for name in os.listdir(mount / "model"))
     attribute = os.getxattr(mounts(source, "--ranks", "1") / "model/model.safetensors", "user.ckptfs.source")
     assert json.loads(attribute)["options"]["ranks"] == 1
+
+
+@pytest.mark.parametrize("write", [write_dcp, write_zero])
+def test_a_tensor_of_the_name_of_metadata_is_refused(ckptfs, tmp_path, write):
+    write(tmp_path / "run", {"__metadata__": torch.ones(4)})
+    refused = ckptfs("inspect", tmp_path / "run")
+    assert refused.code == REFUSED and "the name that safetensors keeps for metadata" in refused.stderr
+
+
+def test_a_piece_that_repeats_its_bytes_is_refused(ckptfs, tmp_path):
+    write_dcp(tmp_path / "run", {"a": torch.ones(4, 4096)})
+    data = tmp_path / "run/__0_0.distcp"
+    size = data.stat().st_size
+    # A file of the same name that is larger than it seems.
+    with open(data, "wb") as file:
+        torch.save(torch.ones(4, 1).expand(4, 4096), file)
+        written = file.tell()
+    table = tmp_path / "run/.metadata"
+    metadata = pickle.loads(table.read_bytes())
+    for place in metadata.storage_data.values():
+        assert place.length == size
+        place.length = written
+    table.write_bytes(pickle.dumps(metadata))
+    refused = ckptfs("inspect", tmp_path / "run")
+    assert refused.code == REFUSED and "it repeats its bytes" in refused.stderr
 
 
 def test_python_takes_the_number_of_ranks(tmp_path):

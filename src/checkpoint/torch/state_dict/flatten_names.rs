@@ -1,7 +1,7 @@
 //! Names the entries of the selected dictionary. Nested names are joined with dots.
 
 use crate::checkpoint::contents::MAX_TENSOR_COUNT;
-use crate::checkpoint::refusal::{RefusedEntry, TensorError};
+use crate::checkpoint::refusal::{RESERVED_NAME, RefusedEntry, TensorError};
 use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
 use crate::checkpoint::torch::interpret::{PickleValue, interpret};
 use crate::checkpoint::torch::names::key_text;
@@ -144,7 +144,7 @@ impl<'a> NameFlattener<'a> {
         error: Option<TensorError>,
     ) -> Result<(), SelectError> {
         self.take_bytes(MIN_ENTRY_BYTES + name.len())?;
-        let error = if name == "__metadata__" { Some(TensorError::ReservedName) } else { error };
+        let error = if name == RESERVED_NAME { Some(TensorError::ReservedName) } else { error };
         match error {
             None if is_flat_parameter(&name) => {
                 let class = FLAT_PARAMETER;
