@@ -10,8 +10,8 @@ use crate::threads::{join, try_spawn};
 use super::contents::Checkpoint;
 use super::directory::{
     Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
-    find_nested, find_unread_file, is_complete_set, lone_shard_note, numbered_shards, sole_index,
-    unsharded_name_of_index,
+    find_nested, find_unread_file, is_complete_set, is_zero_optimizer, lone_shard_note,
+    numbered_shards, sole_index, unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
@@ -20,6 +20,7 @@ use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index
 use super::shards::read_shards;
 use super::single_file::read_file;
 use super::training::read_training_folder;
+use super::training_error::TrainingError;
 use super::truncated_list::TruncatedList;
 
 /// Reads the checkpoint at a path that the user typed.
@@ -78,6 +79,10 @@ fn no_choice_error(
     if !found.is_empty() {
         let names = found.into_iter().map(|candidate| candidate.name).collect();
         return CheckpointError::SeveralCheckpoints { path, names };
+    }
+    if names.iter().any(|name| is_zero_optimizer(name)) {
+        let error = Box::new(TrainingError::no_model_states());
+        return CheckpointError::Training { path, error };
     }
     match find_unread_file(root, directory, names) {
         Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },

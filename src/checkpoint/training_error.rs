@@ -102,6 +102,11 @@ pub fn count_ranks(n: u64) -> String {
 }
 
 impl TrainingError {
+    /// The error of a folder with 32-bit weights by DeepSpeed, and without their names and shapes.
+    pub fn no_model_states() -> TrainingError {
+        TrainingError::MissingFile { name: "mp_rank_00_model_states.pt".to_owned() }
+    }
+
     /// What the user can do about the folder at a path.
     pub fn remedy(&self, folder: &Path) -> Cow<'static, str> {
         match self {

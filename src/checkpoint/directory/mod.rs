@@ -23,5 +23,5 @@ pub use shard_name::{
     CHECKPOINT_EXTENSIONS, DcpShardName, is_complete_set, lone_shard_note, numbered_shards,
     unsharded_name_of_index,
 };
-pub use training_folder::{TrainingFolder, TrainingFormat};
+pub use training_folder::{TrainingFolder, TrainingFormat, is_zero_optimizer};
 pub use universal_folder::parameter_of_path;

@@ -103,8 +103,8 @@ fn find_folder(names: &[String]) -> Option<TrainingFolder> {
         (TrainingFormat::Dcp, is_dcp)
     } else if has(is_dcp_shard) {
         (TrainingFormat::DcpSafetensors, is_dcp_shard)
-    } else if has(is_zero) {
-        // Without an optimizer's file, that of the model has all of it.
+    } else if has(is_zero) && has(is_model_states) {
+        // Without ZeRO, the file of the model has all of it.
         (TrainingFormat::Zero, is_deepspeed)
     } else {
         return None;
@@ -133,6 +133,11 @@ pub fn is_model_states(name: &str) -> bool {
 /// Whether a name is that of a file in which DeepSpeed saves an optimizer.
 pub fn is_optim_states(name: &str) -> bool {
     name.ends_with("_optim_states.pt")
+}
+
+/// Whether a name is that of a file in which DeepSpeed saves a rank's part of the 32-bit weights.
+pub fn is_zero_optimizer(name: &str) -> bool {
+    is_optim_states(name) && name.contains("zero_pp_rank_")
 }
 
 /// Whether a name is that of a file that DeepSpeed writes for a rank, a layer or an expert.
@@ -203,7 +208,6 @@ mod tests {
                 TrainingFormat::Zero,
             ),
             (&["zero_pp_rank_0_mp_rank_00_model_states.pt"], TrainingFormat::Zero),
-            (&["bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt"], TrainingFormat::Zero),
         ] {
             assert_eq!(detect(names), Some(format), "{names:?}");
         }
@@ -250,6 +254,8 @@ mod tests {
             &["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"],
             &["best_model_states.pt"],
             &["mp_rank_00_model_states.pt"],
+            // Beside a model, an optimizer's file is training state.
+            &["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "pytorch_model.bin"],
         ] {
             assert_eq!(detect(names), None, "{names:?}");
         }

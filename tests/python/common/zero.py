@@ -114,7 +114,9 @@ class Run:
     def optim_states(self, parts):
         key = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
         count = self.partition_count if self.stage == 3 else [self.partition_count] * len(self.groups)
+        own = {"state": {0: {"step": torch.tensor(float(self.step)), "exp_avg": torch.zeros(2)}}, "param_groups": [{}]}
         states = {"zero_stage": self.stage, "partition_count": count, key: parts}
+        states["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"] = own
         if self.paddings:
             states["param_alignment_paddings"] = self.paddings
         return {"optimizer_state_dict": states, "ds_version": "0.19.8"}

@@ -243,6 +243,15 @@ def test_a_file_too_many_of_an_optimizer_is_refused(ckptfs, folder, stage):
     check_refused(ckptfs, folder, "two saves", run.optim_name(2))
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_optimizers_of_two_steps_are_refused(ckptfs, folder, stage):
+    run = Run(5, stage, world=3)
+    run.write(folder)
+    run.step += 1
+    torch.save(run.optim_states(run.optimizer_groups()[2]), folder / run.optim_name(2))
+    check_refused(ckptfs, folder, "two saves", run.optim_name(2))
+
+
 def test_models_of_two_steps_are_refused(ckptfs, folder):
     run = Run(5, 3, world=2)
     run.write(folder)

@@ -144,10 +144,10 @@ impl ZeroFiles {
 
     /// Fails if a kind of file is not there at all.
     fn require_both(self) -> Result<ZeroFiles, TrainingError> {
-        let missing = |name: &str| Err(TrainingError::MissingFile { name: name.to_owned() });
+        let name = "zero_pp_rank_0_mp_rank_00_optim_states.pt";
         match (self.models.is_empty(), self.optims.is_empty()) {
-            (true, _) => missing("mp_rank_00_model_states.pt"),
-            (_, true) => missing("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+            (true, _) => Err(TrainingError::no_model_states()),
+            (_, true) => Err(TrainingError::MissingFile { name: name.to_owned() }),
             _ => Ok(self),
         }
     }
@@ -194,7 +194,9 @@ impl<'a> ZeroRun<'a> {
             second: second.clone(),
         };
         for (states, name) in optims.iter().zip(optim_names) {
-            if (states.stage, states.rank_count) != (first.stage, first.rank_count) {
+            let is_same = (states.stage, states.rank_count, &states.step)
+                == (first.stage, first.rank_count, &first.step);
+            if !is_same {
                 return Err(mixed(first_optim, name));
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorName};
+use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorBytes, TensorName};
 use crate::checkpoint::torch::pickle::{Arena, Node, NodeId};
 use crate::checkpoint::torch::{TorchError, TorchValues, as_count, as_counts, entry};
 use crate::checkpoint::training_error::TrainingError;
@@ -36,6 +36,8 @@ pub struct OptimStates {
     pub file: OpenFile,
     pub stage: u64,
     pub rank_count: u64,
+    /// The steps that the optimizer has taken: a number, or the bytes of one. `None` if it has taken none.
+    pub step: Option<Vec<u8>>,
     /// The flat part of each group.
     pub groups: Vec<Tensor>,
     /// Values between the parameters of each group, where this version writes them.
@@ -77,6 +79,7 @@ impl From<TorchError> for StatesError {
 
 /// The values of one file, with what is needed to say what is wrong with it.
 struct StatesFile<'a> {
+    file: &'a dyn ReadAt,
     values: TorchValues<'a>,
     origin: OriginId,
     name: &'a str,
@@ -88,7 +91,7 @@ impl<'a> StatesFile<'a> {
         origin: OriginId,
         name: &'a str,
     ) -> Result<StatesFile<'a>, StatesError> {
-        Ok(StatesFile { values: TorchValues::read_zip(file)?, origin, name })
+        Ok(StatesFile { file, values: TorchValues::read_zip(file)?, origin, name })
     }
 
     fn malformed(&self, what: &'static str) -> StatesError {
@@ -215,6 +218,7 @@ impl OptimStates {
             None => as_count(states.arena(), count),
         });
         let rank_count = count.ok_or_else(|| states.malformed("it has no partition_count"))?;
+        let step = states.optimizer_step(optimizer)?;
         let key = if stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
         let flat = states.get(optimizer, key).and_then(|flat| states.arena().items(flat));
         let flat = flat.map(<[NodeId]>::to_vec);
@@ -234,7 +238,7 @@ impl OptimStates {
             None => None,
         };
         states.finish()?;
-        Ok(OptimStates { file, stage, rank_count, groups, paddings })
+        Ok(OptimStates { file, stage, rank_count, step, groups, paddings })
     }
 }
 
@@ -266,7 +270,35 @@ impl UniversalWeight {
     }
 }
 
+/// Where the state of the optimizer itself lies, at stages 1 and 2 and at stage 3.
+const OPTIMIZER_KEYS: [&str; 2] = ["base_optimizer_state", "optimizer_state_dict"];
+
+/// Maximum bytes of a tensor that counts steps: a single number.
+const MAX_STEP_BYTES: u64 = 8;
+
 impl StatesFile<'_> {
+    /// The steps of the first group. All ranks take them together.
+    fn optimizer_step(&mut self, optimizer: NodeId) -> Result<Option<Vec<u8>>, StatesError> {
+        let own = OPTIMIZER_KEYS.iter().find_map(|key| self.get(optimizer, key));
+        let groups = own.and_then(|own| self.get(own, "state"));
+        let first = groups.and_then(|groups| self.arena().entries(groups)?.first().copied());
+        let Some(step) = first.and_then(|(_, state)| self.get(state, "step")) else {
+            return Ok(None);
+        };
+        if let Some(step) = as_count(self.arena(), step) {
+            return Ok(Some(step.to_le_bytes().to_vec()));
+        }
+        // What is no number is not compared: other optimizers may keep anything there.
+        let Ok(tensor) = self.tensor("step", step) else { return Ok(None) };
+        let TensorBytes::Run(run) = tensor.bytes else { return Ok(None) };
+        if run.len > MAX_STEP_BYTES || run.origin != self.origin {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; run.len as usize];
+        self.file.read_exact_at(&mut bytes, run.offset).map_err(TorchError::from)?;
+        Ok(Some(bytes))
+    }
+
     /// The tensors of a dictionary, in order. Other values are left out.
     fn tensors(&mut self, dictionary: NodeId) -> Result<Vec<Tensor>, StatesError> {
         let entries = self.arena().entries(dictionary).unwrap_or_default().to_vec();
