@@ -15,6 +15,7 @@ use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
 use super::nested_training::nested_training_folder;
+use super::numbered_name::split_digits;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
@@ -125,8 +126,7 @@ pub fn find_nested(root: &Arc<Root>, directory: &Path) -> Vec<String> {
 
 /// The number at the end of a name, such as a step.
 fn number_at_end(name: &str) -> Option<u64> {
-    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
-    name[name.len() - digits..].parse().ok()
+    split_digits(name).1.parse().ok()
 }
 
 /// The checkpoints that the names in a directory suggest. Of the files, only indexes are read.

@@ -7,7 +7,7 @@ mod candidate;
 mod default_choice;
 mod discover;
 mod nested_training;
-mod rank_name;
+mod numbered_name;
 mod shard_name;
 mod training_folder;
 mod universal_folder;
@@ -18,7 +18,7 @@ pub use discover::{
     candidates_by_name, find_candidates, find_nested, find_unread_file, is_training_file,
     sole_index, training_pattern,
 };
-pub use rank_name::{split_rank, world_size};
+pub use numbered_name::{split_digits, split_rank, world_size};
 pub use shard_name::{
     CHECKPOINT_EXTENSIONS, DcpShardName, is_complete_set, lone_shard_note, numbered_shards,
     unsharded_name_of_index,

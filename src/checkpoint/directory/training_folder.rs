@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use super::rank_name::split_rank;
+use super::numbered_name::split_rank;
 use super::shard_name::{DcpShardName, has_checkpoint_extension};
 
 /// The folder of the parameters of DeepSpeed's universal checkpoint.

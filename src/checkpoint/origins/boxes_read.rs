@@ -9,8 +9,7 @@ use crate::checkpoint::tensor::{
 };
 use crate::source::SourceError;
 
-/// The largest value, in bytes: a complex number of two doubles.
-const MAX_ITEM_BYTES: usize = 16;
+use super::whole_units::read_whole_units;
 
 /// Reads bytes of a box: its bytes, an offset in them, and where they go.
 pub type ReadBytes<'a> = dyn Fn(&TensorBytes, u64, &mut [u8]) -> Result<(), SourceError> + 'a;
@@ -26,30 +25,9 @@ pub fn read_boxes(
         return read_contiguous(boxes, offset, out, read);
     }
     let item_bytes = boxes.item_bytes();
-    let size = item_bytes as usize;
-    // Reads a value that the range cuts, and copies a part of it.
-    let part = |out: &mut [u8], from: u64| {
-        let mut whole = [0; MAX_ITEM_BYTES];
-        read_values(boxes, from / item_bytes, &mut whole[..size], read)?;
-        let into = (from % item_bytes) as usize;
-        out.copy_from_slice(&whole[into..into + out.len()]);
-        Ok::<(), SourceError>(())
-    };
-    let into = (offset % item_bytes) as usize;
-    let head_len = if into == 0 { 0 } else { out.len().min(size - into) };
-    let (head, rest) = out.split_at_mut(head_len);
-    if !head.is_empty() {
-        part(head, offset)?;
-    }
-    let (body, tail) = rest.split_at_mut(rest.len() / size * size);
-    let at = offset + head_len as u64;
-    if !body.is_empty() {
-        read_values(boxes, at / item_bytes, body, read)?;
-    }
-    if !tail.is_empty() {
-        part(tail, at + body.len() as u64)?;
-    }
-    Ok(())
+    read_whole_units(item_bytes, offset, out, |values, at| {
+        read_values(boxes, at / item_bytes, values, read)
+    })
 }
 
 /// Each box is one range of the tensor's bytes.

@@ -4,5 +4,6 @@ mod boxes_read;
 mod open_origins;
 mod strided_read;
 mod swapped_read;
+mod whole_units;
 
 pub use open_origins::OpenOrigins;

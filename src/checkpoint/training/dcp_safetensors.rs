@@ -15,11 +15,11 @@ use crate::checkpoint::tensor::{Dtype, Origin, OriginId, Shape, Tensor, TensorBo
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::{check_rank_count, folder_path, origin_note, unrecorded_note};
+use super::folder::{
+    MAX_READER_THREADS, check_no_root_key, check_rank_count, folder_path, in_folder, origin_note,
+    unrecorded_note,
+};
 use crate::checkpoint::training_error::TrainingError;
-
-/// Threads that read files.
-const MAX_READER_THREADS: usize = 8;
 
 /// How keys of metadata begin that are about the pieces.
 const DCP_KEY_PREFIX: &str = "DCP_";
@@ -40,11 +40,8 @@ pub fn read_folder(
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
-    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
-    if let Some(key) = &options.root_key {
-        let (key, keys) = (key.clone(), Default::default());
-        return Err(error(TrainingError::NoSuchKey { key, keys }));
-    }
+    let error = in_folder(&folder);
+    check_no_root_key(options).map_err(error)?;
     let ranks = check_names(names).map_err(error)?;
     check_rank_count(ranks, options).map_err(error)?;
     let numbered: Vec<(usize, &String)> = names.iter().enumerate().collect();

@@ -22,11 +22,11 @@ use crate::checkpoint::torch::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::{check_rank_count, folder_path, origin_note, unrecorded_note};
+use super::folder::{
+    MAX_READER_THREADS, RankFileError, check_rank_count, folder_path, in_folder, origin_note,
+    unrecorded_note,
+};
 use crate::checkpoint::training_error::TrainingError;
-
-/// Threads that read files of ranks.
-const MAX_READER_THREADS: usize = 8;
 
 /// The files of all ranks that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,18 +68,12 @@ pub fn read_folder(
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
-    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let error = in_folder(&folder);
     let set = RankFileSet::from_names(names).map_err(error)?;
     let read = |(number, (_, name)): &(usize, &(u32, String))| {
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
         let contents = read_rank(file, OriginId(*number as u32), name, options);
-        contents.map_err(|e| match e {
-            ReadError::Training(e) => error(e),
-            ReadError::Torch(e) => match e.into_source() {
-                Ok(e) => e.into(),
-                Err(e) => error(TrainingError::RankFile { name: name.clone(), error: Box::new(e) }),
-            },
-        })
+        contents.map_err(|e| e.into_checkpoint_error(name, error))
     };
     check_rank_count(set.names.len() as u64, options).map_err(error)?;
     let numbered: Vec<(usize, &(u32, String))> = set.names.iter().enumerate().collect();
@@ -137,24 +131,13 @@ fn add_new(notes: &mut Vec<String>, more: &[String]) {
     }
 }
 
-enum ReadError {
-    Training(TrainingError),
-    Torch(TorchError),
-}
-
-impl From<TorchError> for ReadError {
-    fn from(error: TorchError) -> ReadError {
-        ReadError::Torch(error)
-    }
-}
-
 /// Reads one rank's file, which becomes the origin of that number.
 fn read_rank(
     file: OpenFile,
     origin: OriginId,
     name: &str,
     options: &ParseOptions,
-) -> Result<RankContents, ReadError> {
+) -> Result<RankContents, RankFileError> {
     let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
     let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
         .map_err(TorchError::from)?;
@@ -175,7 +158,7 @@ fn read_rank(
     for entry in rank_pieces {
         if entry.class == FLAT_PARAMETER {
             let (tensor, name) = (entry.name, name.to_owned());
-            return Err(ReadError::Training(TrainingError::FlatParameter { tensor, name }));
+            return Err(RankFileError::Training(TrainingError::FlatParameter { tensor, name }));
         }
         let mut locate = |part: &LocalPart<'_>| {
             let local = storages.locate(TensorName::from(&*entry.name), &part.view)?;
@@ -205,7 +188,7 @@ fn read_rank(
     }
     if !storages.into_unpacked().is_empty() {
         let error = TrainingError::Compressed { name: name.to_owned() };
-        return Err(ReadError::Training(error));
+        return Err(RankFileError::Training(error));
     }
     Ok(RankContents {
         file,

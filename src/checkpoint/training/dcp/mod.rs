@@ -21,8 +21,8 @@ use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickl
 use crate::checkpoint::truncated_list::TruncatedList;
 use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
 
+use super::folder::{folder_path, in_folder, origin_note};
 use super::select_root::{FlatName, is_training_name, select_root};
-use super::{folder_path, origin_note};
 use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
 use table::{DcpTable, TableTensor};
@@ -45,7 +45,7 @@ pub fn read_folder(
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
-    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let error = in_folder(&folder);
     let table_names = find_tables(names).map_err(error)?;
     let mut table = DcpTable::of_tables(table_names.len());
     let mut index_files = Vec::with_capacity(table_names.len());

@@ -9,10 +9,8 @@ use crate::checkpoint::training_error::TrainingError;
 use crate::source::{OpenFile, ReadAt, SourceError};
 use crate::threads::parallel_map;
 
+use super::super::folder::MAX_READER_THREADS;
 use super::table::{TablePiece, TableTensor};
-
-/// Threads that read pieces: as for shards, most of their time is waiting for a cold disk.
-const MAX_READER_THREADS: usize = 8;
 
 /// Pieces that a thread takes at a time.
 const BATCH_LEN: usize = 64;

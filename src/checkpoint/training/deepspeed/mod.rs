@@ -21,13 +21,12 @@ use crate::checkpoint::tensor::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::{check_rank_count, folder_path, origin_note};
+use super::folder::{
+    MAX_READER_THREADS, check_no_root_key, check_rank_count, folder_path, in_folder, origin_note,
+};
 use crate::checkpoint::training_error::TrainingError;
 use states::{ModelStates, OptimStates};
 pub use universal::read_universal_folder;
-
-/// Threads that read files of ranks.
-const MAX_READER_THREADS: usize = 8;
 
 /// Bytes of a 32-bit weight.
 const WEIGHT_BYTES: u64 = 4;
@@ -54,7 +53,7 @@ pub fn read_folder(
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
-    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let error = in_folder(&folder);
     let files = ZeroFiles::from_names(names).and_then(ZeroFiles::require_both);
     let ZeroFiles { models, optims } = files.map_err(error)?;
     check_no_root_key(options).map_err(error)?;
@@ -66,7 +65,7 @@ pub fn read_folder(
             true => ModelStates::read(file, origin, name).map(StatesOfFile::Model),
             false => OptimStates::read(file, origin, name).map(StatesOfFile::Optim),
         };
-        states.map_err(|e| e.into_checkpoint_error(name, &error))
+        states.map_err(|e| e.into_checkpoint_error(name, error))
     };
     let (mut model_states, mut optim_states) = (Vec::new(), Vec::new());
     for states in parallel_map(&all, MAX_READER_THREADS, read) {
@@ -150,14 +149,6 @@ impl ZeroFiles {
             (_, true) => Err(TrainingError::MissingFile { name: name.to_owned() }),
             _ => Ok(self),
         }
-    }
-}
-
-/// The files have no dictionaries of the user.
-fn check_no_root_key(options: &ParseOptions) -> Result<(), TrainingError> {
-    match &options.root_key {
-        Some(key) => Err(TrainingError::NoSuchKey { key: key.clone(), keys: Default::default() }),
-        None => Ok(()),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorBytes, TensorName};
 use crate::checkpoint::torch::pickle::{Arena, Node, NodeId};
 use crate::checkpoint::torch::{TorchError, TorchValues, as_count, as_counts, entry};
 use crate::checkpoint::training_error::TrainingError;
 use crate::source::{OpenFile, ReadAt};
+
+use super::super::folder::RankFileError;
 
 /// Keys under which versions of DeepSpeed list layers whose experts are divided over ranks of their own.
 const EXPERT_LAYER_KEYS: [&str; 2] = ["autoep_layers", "ds_autoep_layers"];
@@ -44,39 +45,6 @@ pub struct OptimStates {
     pub paddings: Option<Vec<Vec<u64>>>,
 }
 
-/// Why a file cannot be read.
-#[derive(Debug)]
-pub enum StatesError {
-    Training(TrainingError),
-    Torch(TorchError),
-}
-
-impl StatesError {
-    /// The error of the whole checkpoint, given the file's name. `in_folder` says which folder it is about.
-    pub fn into_checkpoint_error(
-        self,
-        name: &str,
-        in_folder: &dyn Fn(TrainingError) -> CheckpointError,
-    ) -> CheckpointError {
-        match self {
-            StatesError::Training(error) => in_folder(error),
-            StatesError::Torch(error) => match error.into_source() {
-                Ok(error) => error.into(),
-                Err(error) => {
-                    let (name, error) = (name.to_owned(), Box::new(error));
-                    in_folder(TrainingError::RankFile { name, error })
-                }
-            },
-        }
-    }
-}
-
-impl From<TorchError> for StatesError {
-    fn from(error: TorchError) -> StatesError {
-        StatesError::Torch(error)
-    }
-}
-
 /// The values of one file, with what is needed to say what is wrong with it.
 struct StatesFile<'a> {
     file: &'a dyn ReadAt,
@@ -90,12 +58,12 @@ impl<'a> StatesFile<'a> {
         file: &'a dyn ReadAt,
         origin: OriginId,
         name: &'a str,
-    ) -> Result<StatesFile<'a>, StatesError> {
+    ) -> Result<StatesFile<'a>, RankFileError> {
         Ok(StatesFile { file, values: TorchValues::read_zip(file)?, origin, name })
     }
 
-    fn malformed(&self, what: &'static str) -> StatesError {
-        StatesError::Training(TrainingError::States { name: self.name.to_owned(), what })
+    fn malformed(&self, what: &'static str) -> RankFileError {
+        RankFileError::Training(TrainingError::States { name: self.name.to_owned(), what })
     }
 
     fn arena(&self) -> &Arena {
@@ -108,10 +76,10 @@ impl<'a> StatesFile<'a> {
         (self.arena().node(value) != Node::None).then_some(value)
     }
 
-    fn tensor(&mut self, name: &str, id: NodeId) -> Result<Tensor, StatesError> {
+    fn tensor(&mut self, name: &str, id: NodeId) -> Result<Tensor, RankFileError> {
         let TorchValues { arena, storages, .. } = &mut self.values;
         let mut tensor = storages.tensor(arena, TensorName::from(name), id).map_err(|error| {
-            StatesError::Training(TrainingError::Tensor { tensor: name.to_owned(), error })
+            RankFileError::Training(TrainingError::Tensor { tensor: name.to_owned(), error })
         })?;
         if tensor.bytes.has_repeats() {
             return Err(self.malformed("a tensor repeats its bytes"));
@@ -121,7 +89,7 @@ impl<'a> StatesFile<'a> {
     }
 
     /// The names and shapes in a dictionary, in order.
-    fn shapes(&self, dictionary: NodeId) -> Result<Vec<(String, Shape)>, StatesError> {
+    fn shapes(&self, dictionary: NodeId) -> Result<Vec<(String, Shape)>, RankFileError> {
         let malformed = || self.malformed("a parameter has no name and shape");
         let arena = self.arena();
         let entries = arena.entries(dictionary).ok_or_else(malformed)?;
@@ -140,22 +108,26 @@ impl<'a> StatesFile<'a> {
     }
 
     /// The file may not have storages that had to be unpacked: their bytes are not in it.
-    fn finish(self) -> Result<(), StatesError> {
+    fn finish(self) -> Result<(), RankFileError> {
         let name = self.name.to_owned();
         match self.values.storages.into_unpacked().is_empty() {
             true => Ok(()),
-            false => Err(StatesError::Training(TrainingError::Compressed { name })),
+            false => Err(RankFileError::Training(TrainingError::Compressed { name })),
         }
     }
 }
 
 impl ModelStates {
     /// Reads a file, which becomes the origin of that number.
-    pub fn read(file: OpenFile, origin: OriginId, name: &str) -> Result<ModelStates, StatesError> {
+    pub fn read(
+        file: OpenFile,
+        origin: OriginId,
+        name: &str,
+    ) -> Result<ModelStates, RankFileError> {
         let mut states = StatesFile::read(&file, origin, name)?;
         let top = states.values.top;
         let unsupported = |what: &str| {
-            StatesError::Training(TrainingError::Unsupported { what: what.to_owned() })
+            RankFileError::Training(TrainingError::Unsupported { what: what.to_owned() })
         };
         if EXPERT_LAYER_KEYS.iter().any(|key| {
             let layers = states.get(top, key).and_then(|layers| states.arena().items(layers));
@@ -199,7 +171,11 @@ impl ModelStates {
 
 impl OptimStates {
     /// Reads a file, which becomes the origin of that number.
-    pub fn read(file: OpenFile, origin: OriginId, name: &str) -> Result<OptimStates, StatesError> {
+    pub fn read(
+        file: OpenFile,
+        origin: OriginId,
+        name: &str,
+    ) -> Result<OptimStates, RankFileError> {
         let mut states = StatesFile::read(&file, origin, name)?;
         let top = states.values.top;
         let optimizer = states.get(top, "optimizer_state_dict");
@@ -260,7 +236,7 @@ impl UniversalWeight {
         origin: OriginId,
         path: &str,
         parameter: &str,
-    ) -> Result<UniversalWeight, StatesError> {
+    ) -> Result<UniversalWeight, RankFileError> {
         let mut states = StatesFile::read(file, origin, path)?;
         let top = states.values.top;
         let whole = states.get(top, PARAMETER_KEY);
@@ -278,7 +254,7 @@ const MAX_STEP_BYTES: u64 = 8;
 
 impl StatesFile<'_> {
     /// The steps of the first group. All ranks take them together.
-    fn optimizer_step(&mut self, optimizer: NodeId) -> Result<Option<Vec<u8>>, StatesError> {
+    fn optimizer_step(&mut self, optimizer: NodeId) -> Result<Option<Vec<u8>>, RankFileError> {
         let own = OPTIMIZER_KEYS.iter().find_map(|key| self.get(optimizer, key));
         let groups = own.and_then(|own| self.get(own, "state"));
         let first = groups.and_then(|groups| self.arena().entries(groups)?.first().copied());
@@ -300,7 +276,7 @@ impl StatesFile<'_> {
     }
 
     /// The tensors of a dictionary, in order. Other values are left out.
-    fn tensors(&mut self, dictionary: NodeId) -> Result<Vec<Tensor>, StatesError> {
+    fn tensors(&mut self, dictionary: NodeId) -> Result<Vec<Tensor>, RankFileError> {
         let entries = self.arena().entries(dictionary).unwrap_or_default().to_vec();
         let mut tensors = Vec::with_capacity(entries.len());
         for (name, value) in entries {

@@ -19,9 +19,9 @@ use crate::checkpoint::training_error::TrainingError;
 use crate::source::{OpenFile, Root, SourceError, SourceFile};
 use crate::threads::parallel_map;
 
-use super::super::folder_path;
+use super::super::folder::{MAX_READER_THREADS, check_no_root_key, folder_path, in_folder};
 use super::states::{ModelStates, UniversalWeight};
-use super::{MAX_READER_THREADS, ZeroFiles, check_no_root_key, insert, join_frozen, value_count};
+use super::{ZeroFiles, insert, join_frozen, value_count};
 
 /// The file that a folder of stage 3 must have.
 const FIRST_MODEL_NAME: &str = "zero_pp_rank_0_mp_rank_00_model_states.pt";
@@ -35,7 +35,7 @@ pub fn read_universal_folder(
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let folder = folder_path(root, directory);
-    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let error = in_folder(&folder);
     let (paths, states): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| parameter_of_path(name).is_some());
     let states: Vec<String> = states.into_iter().cloned().collect();
@@ -48,7 +48,7 @@ pub fn read_universal_folder(
     let read = |&(number, name): &(usize, &String)| {
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
         let states = ModelStates::read(file, OriginId(number as u32), name);
-        states.map_err(|e| e.into_checkpoint_error(name, &error))
+        states.map_err(|e| e.into_checkpoint_error(name, error))
     };
     let read = parallel_map(&numbered, MAX_READER_THREADS, read);
     let states = read.into_iter().collect::<Result<Vec<ModelStates>, CheckpointError>>()?;

@@ -1,10 +1,15 @@
-//! The names of files that each rank of a run writes.
+//! Numbers in names: of ranks and of steps.
+
+/// Splits a name before the digits at its end.
+pub fn split_digits(name: &str) -> (&str, &str) {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    name.split_at(name.len() - digits)
+}
 
 /// Splits `X_rank_3.pt` or `X_rank3.bin` into `X_rank_` and 3.
 pub fn split_rank(name: &str) -> Option<(&str, u32)> {
     let (stem, _) = name.rsplit_once('.')?;
-    let digits = stem.bytes().rev().take_while(u8::is_ascii_digit).count();
-    let (stem, number) = stem.split_at(stem.len() - digits);
+    let (stem, number) = split_digits(stem);
     stem.trim_end_matches(['_', '-']).strip_suffix("rank")?;
     Some((stem, number.parse().ok()?))
 }
