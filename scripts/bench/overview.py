@@ -14,9 +14,9 @@ LOADERS = (
 CASES = (
     ("from_pretrained", "transformers, cold", (PLAIN, MOUNT)),
     (".bin", "transformers, .bin, cold", (PLAIN, MOUNT)),
-    ("owned through the mount", "safetensors, cached", (PLAIN, MOUNT)),
-    ("owned, cold", "load_file, cold", LOADERS),
-    ("owned, cached", "load_file, cached", LOADERS),
+    ("owned through the mount", "safetensors, copied, cached", (PLAIN, MOUNT)),
+    ("owned, cold", "load_file, copied, cold", LOADERS),
+    ("owned, cached", "load_file, copied, cached", LOADERS),
 )
 
 OURS = {MOUNT[1], "ckptfs"}

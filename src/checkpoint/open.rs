@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{OpenFile, ReadAt, Root, SourceError, UserPath, split_parent};
+use crate::source::{LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, split_parent};
 use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
@@ -84,6 +84,10 @@ fn no_choice_error(
         let error = Box::new(TrainingError::no_model_states());
         return CheckpointError::Training { path, error };
     }
+    if has_weights_above(&path) {
+        let path = std::path::absolute(&path).unwrap_or(path);
+        return CheckpointError::Training { path, error: Box::new(TrainingError::WeightsAbove) };
+    }
     match find_unread_file(root, directory, names) {
         Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
         None => {
@@ -91,6 +95,16 @@ fn no_choice_error(
             CheckpointError::NoCheckpoint { path, subdirectories }
         }
     }
+}
+
+/// Whether a directory without a checkpoint stands for one by the files in the directory above it.
+fn has_weights_above(path: &Path) -> bool {
+    let Ok(real_path) = std::fs::canonicalize(path) else { return false };
+    let (Some(above), Some(name)) = (real_path.parent(), real_path.file_name()) else {
+        return false;
+    };
+    let Ok((root, above)) = Root::for_directory(above, LinkPolicy::Inside) else { return false };
+    find_candidates(&root, &above.join(name)).is_ok_and(|found| !found.is_empty())
 }
 
 fn file_name(path: &Path) -> &str {

@@ -91,6 +91,9 @@ pub enum TrainingError {
     /// The state of an optimizer or the like, without a model.
     #[error("it holds the state of training ({keys}), and no model")]
     OnlyTrainingState { keys: TruncatedList },
+    /// The folder of the config, whose weights are the files of ranks in the folder above.
+    #[error("the weights of this config are in the folder above, in the files of its ranks")]
+    WeightsAbove,
     /// Nothing at all.
     #[error("it holds no tensors")]
     NoTensors,
@@ -148,6 +151,10 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
+            TrainingError::WeightsAbove => {
+                let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+                format!("give that folder: {}", shell_word(above.unwrap_or(Path::new("..")))).into()
+            }
             TrainingError::NoTensors => "give the folder of the model".into(),
             TrainingError::RankCount { found, expected } => {
                 if found < expected {

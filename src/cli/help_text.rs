@@ -3,8 +3,8 @@
 //! Each paragraph is one line, which the terminal's width breaks.
 
 pub const CKPTFS: &str = "\
-Reads .safetensors files (single and sharded) and files of torch.save (.pt .pth .bin .ckpt, single and \
-sharded). Never executes a pickle.
+Reads .safetensors files (single and sharded), files of torch.save (.pt .pth .bin .ckpt, single and sharded), \
+and folders of training runs (DCP, FSDP, DeepSpeed). Never executes a pickle.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint. Of several paths, the highest code counts.
 

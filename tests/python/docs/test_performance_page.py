@@ -164,8 +164,8 @@ def test_the_chart_of_the_readme_has_each_side_of_the_measured_targets(page):
     _, *texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert dict(zip(texts[::2], texts[1::2], strict=True)) == {
         "transformers, cold, the directory itself": "2.50", "transformers, cold, the mount": "1.25",
-        "load_file, cold, ckptfs": "1.00", "load_file, cold, Run:ai": "1.50",
-        "load_file, cold, fastsafetensors": "2.00", "load_file, cold, safetensors": "3.00",
+        "load_file, copied, cold, ckptfs": "1.00", "load_file, copied, cold, Run:ai": "1.50",
+        "load_file, copied, cold, fastsafetensors": "2.00", "load_file, copied, cold, safetensors": "3.00",
     }  # fmt: skip
     assert [each.get("class") for each in drawn.iter("{http://www.w3.org/2000/svg}rect")] == [
         "other", "ours", "ours", "other", "other", "other",

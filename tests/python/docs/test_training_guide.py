@@ -23,8 +23,8 @@ from guides import blocks, ran, with_command
 from pipelines import stable_diffusion
 from samples import numbers
 
-COMPUTED_ONCE, A_LORA, OF_DIFFUSERS, TO_GO_ON_FROM, OF_OTHERS, OF_RANKS, FROM_A_MOUNT = blocks("training.md")
-UNCHANGED, COMMANDS_OF_RANKS = blocks("training.md", "sh")
+OF_RANKS, FROM_A_MOUNT, COMPUTED_ONCE, A_LORA, OF_DIFFUSERS, TO_GO_ON_FROM, OF_OTHERS = blocks("training.md")
+COMMANDS_OF_RANKS, UNCHANGED = blocks("training.md", "sh")
 
 
 @pytest.fixture

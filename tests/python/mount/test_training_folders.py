@@ -115,6 +115,14 @@ def test_weights_of_its_own_are_what_a_folder_shows(ckptfs, tmp_path, kind):
     check_same(load_file(ckptfs.export(folder, tmp_path / "out.safetensors")), weights(2))
 
 
+def test_the_folder_of_a_config_alone_names_the_folder_of_its_weights(ckptfs, tmp_path):
+    write_verl(tmp_path / "actor", weights())
+    refused = ckptfs("inspect", tmp_path / "actor/huggingface")
+    assert refused.code == REFUSED and "are in the folder above" in refused.stderr
+    assert f"give that folder: {tmp_path / 'actor'}\n" in refused.stderr
+    assert ckptfs("inspect", tmp_path / "actor").code == 0
+
+
 def test_a_mount_shows_the_step_that_was_saved_last(mounts, tmp_path):
     source = tmp_path / "run"
     write_run(source, 1, weights(1))
