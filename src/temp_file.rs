@@ -1,8 +1,8 @@
-//! Files that have no name yet, or a hidden one, until they are whole and take their own.
+//! Files that have no name, or a hidden one, until they are whole and take their own.
 //!
-//! docs/semantics/saving.md has the rule, which `ckptfs export`, saving in Python and access traces share. A file under
-//! the hidden name of another is locked from before other processes can see it there until it is gone. Without the lock
-//! its owner is dead, and the next writer of that name removes it.
+//! docs/semantics/saving.md has the rule, which `ckptfs export`, saving in Python and access traces share. A hidden name
+//! is derived from the file's own name, or unique. A writer holds `flock` on its file while other processes can see it
+//! there. A file without that lock is a dead process's, and the next writer of the name removes it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 #[derive(Debug)]
 pub struct TempFile {
     /// The hidden name, while it has one: until it is whole on filesystems without unnamed files, elsewhere while it
-    /// takes the place of another file. It goes before the file is closed: without the lock it may be another's.
+    /// replaces another file. It is removed before the file is closed: without the lock it may be another process's.
     hidden: Option<HiddenName>,
     file: File,
     directory: PathBuf,
@@ -31,7 +31,7 @@ pub struct TempFile {
 pub struct HiddenName(Option<PathBuf>);
 
 impl TempFile {
-    /// Starts a file in a directory. With the name that it will take, removes what a killed process left of that one.
+    /// Starts a file in a directory. `name` is the one that it will take: what a killed process left of it is removed.
     pub fn create(directory: &Path, name: Option<&OsStr>, mode: Mode) -> Result<TempFile, Errno> {
         TempFile::create_with(directory, name, mode, open_unnamed)
     }
@@ -172,7 +172,8 @@ fn fd_path(file: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
-/// Claims the hidden name of `name`; makes a unique one where that is taken. Both return what has the name then.
+/// Claims the hidden name of `name`, or makes a unique one if that is taken. `claim` and `make` return what then has
+/// the name.
 fn claim<T>(
     directory: &Path,
     name: Option<&OsStr>,
@@ -198,8 +199,8 @@ fn claim<T>(
     }
 }
 
-/// Locks a file, which says that its owner lives. Returns `false` where another has the lock. Filesystems without
-/// locks give none, and nothing on them is taken for a dead process's.
+/// Locks a file, which shows that its owner lives. Returns `false` if another process has the lock. On filesystems
+/// without locks it returns `true`, and no file counts as a dead process's.
 fn try_lock(file: impl AsFd) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
@@ -209,7 +210,7 @@ fn create(path: &Path, mode: Mode) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, mode)
 }
 
-/// Creates and locks a file. `None` where another process takes it for a dead one's just then, and removes it.
+/// Creates and locks a file. `None` if another process takes it for a dead process's in between, and removes it.
 fn create_locked(path: &Path, mode: Mode) -> Result<Option<OwnedFd>, Errno> {
     let file = create(path, mode)?;
     // A process that removes it has the lock first, and keeps it until the file is gone.
@@ -223,7 +224,7 @@ fn try_remove_stale(path: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     let file = open_for_lock(path)?;
-    // Of two processes that found it, the second has the lock when the name is another file's, or free.
+    // Of two processes that found it, the second gets the lock when the name is free, or another file's.
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     if is_still_at(path, &file)? {
         std::fs::remove_file(path)?;

@@ -42,7 +42,7 @@ fn a_claimed_name_is_held_and_nobody_elses() {
     assert!(remove_stale_at(&path));
 }
 
-/// As on a filesystem that says of every file that another has locked it, or that it is not the one of its name.
+/// On a filesystem that reports every file as locked by another process, or as not the one of its name.
 #[test]
 fn where_the_hidden_name_cannot_be_claimed_a_unique_one_is_used() {
     let folder = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ pub fn parallel_map<T: Sync, R: Send>(
 
 /// Read-locked while a thread is started, write-locked during a fork.
 static FORK_LOCK: RwLock<()> = RwLock::new(());
-/// No `Once`: a child that is forked while another thread is in it would wait for that thread for ever.
+/// Not a `Once`: a child that is forked while another thread is in it would wait for that thread for ever.
 static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -84,8 +84,8 @@ pub fn hold_forks() -> RwLockReadGuard<'static, ()> {
     FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has forks wait for [`hold_forks`] from now on. The first start of a thread does so too, but a fork that another
-/// thread began before is then missed.
+/// Makes forks wait for [`hold_forks`] from now on. The first start of a thread does so too, but misses a fork that
+/// another thread began before.
 pub fn register_fork_handlers() {
     if !HAS_HANDLERS.swap(true, Ordering::Relaxed) {
         // It fails only without memory. Forks are then as safe as without the lock.

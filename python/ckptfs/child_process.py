@@ -40,7 +40,7 @@ def python_command():
 
 def run(*words, timeout=None, is_command=False):
     """Runs the command `ckptfs`. `timeout` is in seconds; without one Ctrl-C ends it. A refusal is raised, with the
-    exit code as `code`. Its words name arguments of Python, unless the caller `is_command` itself."""
+    exit code as `code`. Its message names arguments of Python instead of options, unless the caller `is_command`."""
     words = [os.fsdecode(word) for word in words]
     for word in words:
         if "\0" in word:

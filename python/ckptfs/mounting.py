@@ -145,7 +145,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `root`: the dictionary of a pickle to show, as a dotted path such as "state_dict_ema".
     - `allow_partial`: leave out what cannot be shown, instead of refusing the checkpoint.
     - `follow_symlinks`: let links and index entries lead out of `source`.
-    - `ranks`: how many ranks a training run had; other numbers of files by rank are refused.
+    - `ranks`: the number of ranks of a training run; per-rank files of any other number are refused.
     - `allow_other`: let other users use the mount.
     - `uid`, `gid`: the owner and the group of every file, as numbers; only root may choose them.
     - `memory`: for all caches of the daemon together, in bytes or as text such as "512M"; at least 16M.

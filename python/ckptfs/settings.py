@@ -43,7 +43,7 @@ class LoadOptions(NamedTuple):
     root: str | None = None
     allow_partial: bool = False
     follow_symlinks: bool = False
-    # The number of ranks that a training run had, for folders that do not record it.
+    # The number of ranks of a training run, for folders that do not record it.
     ranks: int | None = None
     threads: int | None = None
     # Bytes that a load may hold beside its result.

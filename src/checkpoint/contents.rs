@@ -28,14 +28,14 @@ pub struct Checkpoint {
     pub origins: Vec<Origin>,
     /// The single file of the checkpoint, still open so that the caller can read it at once. Layout closes it.
     pub open_file: Option<OpenFile>,
-    /// The index of a set of shards, or the tables of a folder of ranks. They are sources too: another index is another
+    /// The index of a set of shards, or the tables of a training folder. They are sources too: another index is another
     /// checkpoint.
     pub index_files: Vec<Arc<SourceFile>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Choices of a dictionary beside which lies only training state, in words.
+    /// Choices that need no note, in words: only training state was left out, or ranks were joined.
     pub obvious_choices: Vec<String>,
     /// What else was chosen and what was left out, in words.
     pub notes: Vec<String>,
@@ -65,7 +65,7 @@ pub struct FileContents {
     pub unpacked: Vec<Origin>,
     /// The metadata of the file; `None` if it has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Choices of a dictionary beside which lies only training state, in words.
+    /// Choices that need no note, in words: only training state was left out.
     pub obvious_choices: Vec<String>,
     /// What else was chosen and what was left out, in words.
     pub notes: Vec<String>,

@@ -23,8 +23,8 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// The name of a path with this ending, as a path in the current directory. Beside the path itself may be no place for
-/// it: a mount is read-only.
+/// The name of a path with this ending, as a path in the current directory: the path's own may be a mount, which is
+/// read-only.
 pub fn output_path(path: &Path, ending: &str) -> PathBuf {
     // A path such as `.` or `..` has no name of its own.
     let absolute = std::path::absolute(path).unwrap_or_default();
@@ -35,7 +35,7 @@ pub fn output_path(path: &Path, ending: &str) -> PathBuf {
 }
 
 /// What saves the state dict of a whole model, which runs its code. `keys` lead to it in nested dictionaries.
-/// `script_class` is a class in it that no other program can import.
+/// `script_class` is a class of the script that saved it, which no other program can import.
 pub fn module_remedy(path: &Path, keys: &[String], script_class: Option<&str>) -> String {
     let out = output_path(path, ".state_dict.pt");
     if let Some(class) = script_class {

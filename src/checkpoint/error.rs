@@ -97,7 +97,7 @@ pub enum CheckpointError {
         /// Their names, each of which the user can append to the directory.
         names: Vec<String>,
     },
-    /// A folder of training cannot be joined.
+    /// A training folder cannot be joined.
     #[error("{path}: {error}")]
     Training { path: PathBuf, error: Box<TrainingError> },
     /// The selected dictionary has entries that cannot be shown.

@@ -49,13 +49,13 @@ pub enum Format {
     /// A folder of torch.distributed.checkpoint.
     #[serde(rename = "torch dcp")]
     Dcp,
-    /// Safetensors files of ranks, which torch.distributed.checkpoint wrote.
+    /// Per-rank safetensors files of torch.distributed.checkpoint.
     #[serde(rename = "safetensors dcp")]
     DcpSafetensors,
     /// A folder of DeepSpeed with ZeRO.
     #[serde(rename = "deepspeed zero")]
     DeepSpeed,
-    /// Files that each rank of a run saved with torch.
+    /// Per-rank files of `torch.save`.
     #[serde(rename = "torch ranks")]
     RankFiles,
 }

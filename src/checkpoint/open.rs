@@ -84,9 +84,9 @@ fn no_choice_error(
         let error = Box::new(TrainingError::no_model_states());
         return CheckpointError::Training { path, error };
     }
-    if has_weights_above(&path) {
+    if has_weights_in_parent(&path) {
         let path = std::path::absolute(&path).unwrap_or(path);
-        return CheckpointError::Training { path, error: Box::new(TrainingError::WeightsAbove) };
+        return CheckpointError::Training { path, error: Box::new(TrainingError::WeightsInParent) };
     }
     match find_unread_file(root, directory, names) {
         Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
@@ -97,14 +97,14 @@ fn no_choice_error(
     }
 }
 
-/// Whether a directory without a checkpoint stands for one by the files in the directory above it.
-fn has_weights_above(path: &Path) -> bool {
+/// Whether a directory without a checkpoint is shown as one that lies in its parent directory.
+fn has_weights_in_parent(path: &Path) -> bool {
     let Ok(real_path) = std::fs::canonicalize(path) else { return false };
-    let (Some(above), Some(name)) = (real_path.parent(), real_path.file_name()) else {
+    let (Some(parent), Some(name)) = (real_path.parent(), real_path.file_name()) else {
         return false;
     };
-    let Ok((root, above)) = Root::for_directory(above, LinkPolicy::Inside) else { return false };
-    find_candidates(&root, &above.join(name)).is_ok_and(|found| !found.is_empty())
+    let Ok((root, parent)) = Root::for_directory(parent, LinkPolicy::Inside) else { return false };
+    find_candidates(&root, &parent.join(name)).is_ok_and(|found| !found.is_empty())
 }
 
 fn file_name(path: &Path) -> &str {

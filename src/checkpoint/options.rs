@@ -11,7 +11,7 @@ pub struct ParseOptions {
     pub allow_partial: bool,
     /// Let links and index entries lead out of the directory.
     pub follow_symlinks: bool,
-    /// The number of ranks that a training run had, for folders that do not record it.
+    /// The number of ranks of the training run, for folders that do not record it.
     pub ranks: Option<u32>,
 }
 

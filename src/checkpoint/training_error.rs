@@ -1,4 +1,4 @@
-//! Why a folder of training cannot be shown as one checkpoint.
+//! Why a training folder cannot be shown as one checkpoint.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::checkpoint::torch::{FLAT_PARAMETER_REMEDY, PickleError, TorchError};
 use crate::checkpoint::truncated_list::TruncatedList;
 use crate::shell_word::{shell_text, shell_word};
 
-/// What is wrong with a folder of training.
+/// Why a training folder cannot be joined.
 #[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
@@ -19,12 +19,12 @@ pub enum TrainingError {
     /// A save is writing into the folder, or was stopped while it did.
     #[error("a save into this folder has not ended: {name} is there")]
     BeingWritten { name: String },
-    /// Tables of two ways to save.
+    /// Files that cannot be of one save.
     #[error("files of two saves lie in this folder: {first} and {second} do not belong together")]
     MixedSaves { first: String, second: String },
     /// A file that DeepSpeed does not write.
     #[error("{name} is not as DeepSpeed writes it: {what}")]
-    States { name: String, what: &'static str },
+    MalformedStates { name: String, what: &'static str },
     /// A way of saving that is not joined.
     #[error("saved with {what}, which is not joined")]
     Unsupported { what: String },
@@ -34,67 +34,72 @@ pub enum TrainingError {
     /// Files of another number of ranks than the user gave.
     #[error("{} found, and {expected} were asked for", count_ranks(*.found))]
     RankCount { found: u64, expected: u64 },
-    /// Files of ranks that hold whole tensors only.
+    /// Files of ranks that hold plain tensors only: which are parts is not recorded.
     #[error(
         "the files of {ranks} ranks hold plain tensors: how the model is cut over them is not recorded"
     )]
-    UncutRanks { ranks: u64 },
-    /// The parameters of a module in one, without their names.
+    PlainTensors { ranks: u64 },
+    /// All parameters of a module in one tensor, without their names.
     #[error(
         "{name}: `{tensor}` is a flat parameter (LOCAL_STATE_DICT): the names in it are not recorded"
     )]
     FlatParameter { tensor: String, name: String },
-    /// A file of a rank that is no checkpoint of torch.
+    /// A rank's file that is not a torch checkpoint.
     #[error("{name} is not readable: {error}")]
     RankFile { name: String, error: Box<TorchError> },
     /// A file whose tensors are compressed.
     #[error("{name}: its tensors are compressed")]
     Compressed { name: String },
-    /// A file of a rank that must be there.
+    /// A rank's file is missing.
     #[error("the file of a rank is missing: {name}")]
     MissingFile { name: String },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
     /// A table that torch does not write.
-    #[error("{name} is not a table as torch.distributed.checkpoint writes it: {what}")]
-    Table { name: String, what: &'static str },
+    #[error("{name} is not as torch.distributed.checkpoint writes it: {what}")]
+    MalformedTable { name: String, what: &'static str },
     /// A tensor whose pieces the table does not place.
-    #[error("tensor `{tensor}`: the table does not say where its piece at {start:?} lies")]
+    #[error("tensor `{tensor}`: .metadata does not say where its piece at {start:?} is")]
     UnplacedPiece { tensor: String, start: Vec<u64> },
-    /// A piece that ends after its file.
-    #[error("tensor `{tensor}`: {name} ends before its piece: it is shorter than was recorded")]
+    /// A piece that reaches past the end of its file.
+    #[error(
+        "tensor `{tensor}`: its piece reaches past the end of {name}, which is shorter than recorded"
+    )]
     ShortFile { tensor: String, name: String },
-    /// A piece that was changed as it was written.
+    /// A piece whose bytes were transformed when it was written, such as compressed.
     #[error("tensor `{tensor}`: its pieces are stored as {transform}, which is not read")]
     Transform { tensor: String, transform: String },
-    /// A piece that is no tensor file of torch.
+    /// A piece that is not a tensor as torch saves it.
     #[error("tensor `{tensor}`: its piece in {name} is not readable: {error}")]
     Piece { tensor: String, name: String, error: Box<TorchError> },
-    /// A piece that is not what the table says.
+    /// A piece that is not as recorded.
     #[error(
-        "tensor `{tensor}`: its piece in {name} is not what was recorded: {what}; the folder may hold files of two saves"
+        "tensor `{tensor}`: its piece in {name} is not as recorded: {what}; the folder may hold files of two saves"
     )]
-    OtherPiece { tensor: String, name: String, what: &'static str },
-    /// An entry that cannot be shown.
+    PieceMismatch { tensor: String, name: String, what: &'static str },
+    /// A file whose metadata has no `DCP_SHARDING_INFO`, or none that can be read.
+    #[error("{name} does not say where its pieces lie: it has no valid DCP_SHARDING_INFO")]
+    NoOffsets { name: String },
+    /// A tensor that cannot be shown.
     #[error("tensor `{tensor}` {error}")]
     Tensor { tensor: String, error: TensorError },
     /// Pieces that do not make a tensor.
     #[error("tensor `{tensor}`: {error}")]
     Tiling { tensor: String, error: TilingError },
-    /// No dictionary plainly is the model.
-    #[error("it is not plain which of its dictionaries is the model: {keys}")]
+    /// Several dictionaries that could be the model.
+    #[error("it is unclear which of its dictionaries is the model: {keys}")]
     SeveralRoots { keys: TruncatedList },
-    /// No tensor under the key of the user.
-    #[error("no tensors under `{key}`; there are: {keys}")]
+    /// No tensor under the user's key.
+    #[error("no tensors under `{key}`; {}", describe_keys(.keys))]
     NoSuchKey { key: String, keys: TruncatedList },
     /// The state of an optimizer or the like, without a model.
-    #[error("it holds the state of training ({keys}), and no model")]
+    #[error("it holds training state ({keys}) and no model")]
     OnlyTrainingState { keys: TruncatedList },
-    /// The folder of the config, whose weights are the files of ranks in the folder above.
-    #[error("the weights of this config are in the folder above, in the files of its ranks")]
-    WeightsAbove,
-    /// Nothing at all.
+    /// The folder of a config whose weights are per-rank files in the parent folder.
+    #[error("it holds the config alone: the weights are per-rank files in the parent folder")]
+    WeightsInParent,
+    /// A folder without tensors.
     #[error("it holds no tensors")]
     NoTensors,
 }
@@ -104,8 +109,15 @@ pub fn count_ranks(n: u64) -> String {
     if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
 }
 
+fn describe_keys(keys: &TruncatedList) -> String {
+    match keys.is_empty() {
+        true => "its tensors have no keys".to_owned(),
+        false => format!("its keys: {keys}"),
+    }
+}
+
 impl TrainingError {
-    /// The error of a folder with 32-bit weights by DeepSpeed, and without their names and shapes.
+    /// The error of a DeepSpeed folder with 32-bit weights, but without the file of their names and shapes.
     pub fn no_model_states() -> TrainingError {
         TrainingError::MissingFile { name: "mp_rank_00_model_states.pt".to_owned() }
     }
@@ -114,13 +126,13 @@ impl TrainingError {
     pub fn remedy(&self, folder: &Path) -> Cow<'static, str> {
         match self {
             TrainingError::Unfinished { .. } => {
-                "give the folder of another step: this one was not saved to its end".into()
+                "give the folder of another step: this one is not complete".into()
             }
             TrainingError::BeingWritten { .. } => {
                 "wait until the save has ended; if no program is saving, give the folder of another step".into()
             }
             TrainingError::MixedSaves { first, second } => format!(
-                "move the files of the other save out of the folder, with {} or {}",
+                "move the files of one of the saves out of the folder: the one of {}, or the one of {}",
                 shell_word(&folder.join(first)),
                 shell_word(&folder.join(second))
             )
@@ -151,7 +163,7 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
-            TrainingError::WeightsAbove => {
+            TrainingError::WeightsInParent => {
                 let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
                 format!("give that folder: {}", shell_word(above.unwrap_or(Path::new("..")))).into()
             }
@@ -166,7 +178,7 @@ impl TrainingError {
             TrainingError::Unsupported { .. } => {
                 "join it with the library that wrote it, and give the result".into()
             }
-            TrainingError::UncutRanks { .. } => {
+            TrainingError::PlainTensors { .. } => {
                 "give one file of a rank by its path; or save the whole model, in the program that wrote it: get_model_state_dict with full_state_dict=True".into()
             }
             TrainingError::FlatParameter { .. } => {
@@ -179,12 +191,13 @@ impl TrainingError {
                 format!("see what it is: ckptfs inspect {}", shell_word(&folder.join(name))).into()
             }
             TrainingError::Pickle { .. }
-            | TrainingError::Table { .. }
-            | TrainingError::States { .. }
+            | TrainingError::MalformedTable { .. }
+            | TrainingError::MalformedStates { .. }
+            | TrainingError::NoOffsets { .. }
             | TrainingError::DuplicateTensor { .. }
             | TrainingError::UnplacedPiece { .. }
             | TrainingError::Piece { .. }
-            | TrainingError::OtherPiece { .. }
+            | TrainingError::PieceMismatch { .. }
             | TrainingError::Tiling { .. } => {
                 "fetch the folder again, whole: it is damaged, or files of two saves lie in it".into()
             }

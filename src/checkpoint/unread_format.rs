@@ -201,7 +201,7 @@ impl fmt::Display for UnreadFormat {
             UnreadFormat::Pickle { class: None } => "a pickle that torch.save did not write",
             UnreadFormat::TorchScript => "a TorchScript program, not a checkpoint",
             UnreadFormat::DcpMetadata => {
-                "the table of a folder of torch.distributed.checkpoint (DCP)"
+                "the metadata of a folder of torch.distributed.checkpoint (DCP)"
             }
             UnreadFormat::DcpData => {
                 "one rank's data in a folder of torch.distributed.checkpoint (DCP)"

@@ -167,7 +167,7 @@ pub struct ParseArgs {
     /// Follow links and index entries out of the directory
     #[arg(long)]
     pub follow_symlinks: bool,
-    /// Refuse files by rank of another number of ranks
+    /// Refuse per-rank files unless they are of N ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
 }

@@ -18,7 +18,7 @@ pub struct CheckpointReader {
     pub reader: VirtualFileReader,
     /// The name that a mount of its directory gives the virtual file.
     pub name: String,
-    /// Where the virtual file differs from its source, in words. Obvious choices are left out.
+    /// Where the virtual file differs from its source, in words. Choices that need no note are left out.
     pub notes: Vec<String>,
 }
 

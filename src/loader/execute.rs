@@ -41,7 +41,7 @@ pub struct LoadReport {
     pub cached: u64,
     /// Bytes read past the page cache.
     pub direct: u64,
-    /// Bytes that storage wrote to a device by itself.
+    /// Bytes that GPUDirect Storage wrote to a device.
     pub gpudirect: u64,
     /// Bytes read through the page cache.
     pub buffered: u64,

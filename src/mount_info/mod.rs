@@ -60,7 +60,7 @@ pub struct RecordedOptions {
     pub allow_partial: bool,
     /// Whether links may lead out of the source.
     pub follow_symlinks: bool,
-    /// The number of ranks that folders of training must have, if it was given.
+    /// The number of ranks that per-rank files must have; `None` for any number.
     #[serde(default)]
     pub ranks: Option<u32>,
 }

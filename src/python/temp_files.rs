@@ -19,15 +19,15 @@ use super::error::export_exception;
 /// The permissions of a file that is not complete.
 const TEMP_FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// A file that is being written in a directory, and then takes its name. With the `name` that it will take, what a
-/// killed process left of that one is removed first.
+/// A file that is written in a directory, and then takes its name. `name` is the one that it will take: what a killed
+/// process left of it is removed first.
 #[pyclass(frozen, subclass, name = "TempFile", module = "ckptfs._ckptfs")]
 pub struct PyTempFile(Mutex<WritingStage>);
 
 enum WritingStage {
     Open(TempFile),
-    Aside(HiddenName),
-    Over,
+    SetAside(HiddenName),
+    Closed,
 }
 
 #[pymethods]
@@ -44,7 +44,7 @@ impl PyTempFile {
     fn fileno(&self) -> PyResult<RawFd> {
         match &*lock(&self.0) {
             WritingStage::Open(file) => Ok(file.file().as_raw_fd()),
-            WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+            WritingStage::SetAside(_) | WritingStage::Closed => Err(closed_file()),
         }
     }
 
@@ -56,7 +56,7 @@ impl PyTempFile {
                 fchmod(file.file(), Mode::from_raw_mode(mode)).map_err(|e| os_error(e.into()))?;
                 if sync { file.file().sync_all().map_err(os_error) } else { Ok(()) }
             }
-            WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+            WritingStage::SetAside(_) | WritingStage::Closed => Err(closed_file()),
         };
         py.detach(finish)
     }
@@ -65,23 +65,23 @@ impl PyTempFile {
     fn set_aside(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let mut stage = lock(&self.0);
-            match std::mem::replace(&mut *stage, WritingStage::Over) {
+            match std::mem::replace(&mut *stage, WritingStage::Closed) {
                 WritingStage::Open(file) => {
                     let hidden = file.set_aside().map_err(|errno| os_error(errno.into()))?;
-                    *stage = WritingStage::Aside(hidden);
+                    *stage = WritingStage::SetAside(hidden);
                     Ok(())
                 }
-                WritingStage::Aside(_) | WritingStage::Over => Err(closed_file()),
+                WritingStage::SetAside(_) | WritingStage::Closed => Err(closed_file()),
             }
         })
     }
 
-    /// Gives it a name in its directory, in the place of another file of that name. If that fails, it is gone.
+    /// Gives it a name in its directory, in the place of another file of that name. If that fails, the file is deleted.
     fn take(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| match self.end() {
             WritingStage::Open(file) => file.take(&path, true).map_err(os_error),
-            WritingStage::Aside(hidden) => hidden.take(&path, true).map_err(os_error),
-            WritingStage::Over => Err(closed_file()),
+            WritingStage::SetAside(hidden) => hidden.take(&path, true).map_err(os_error),
+            WritingStage::Closed => Err(closed_file()),
         })
     }
 
@@ -93,7 +93,7 @@ impl PyTempFile {
 
 impl PyTempFile {
     fn end(&self) -> WritingStage {
-        std::mem::replace(&mut *lock(&self.0), WritingStage::Over)
+        std::mem::replace(&mut *lock(&self.0), WritingStage::Closed)
     }
 }
 

@@ -26,7 +26,7 @@ struct HubModel<'a> {
 }
 
 impl<'a> HubModel<'a> {
-    /// Parses `NAME`, `NAME@REVISION` or `NAME:REVISION`, where `is_repository` tells names.
+    /// Parses `NAME`, `NAME@REVISION` or `NAME:REVISION`, where `is_repository` decides what a name is.
     fn parse(text: &'a str, is_repository: impl Fn(&str) -> bool) -> Option<Self> {
         let (repository, revision) = match text.split_once(['@', ':']) {
             Some((repository, revision)) => (repository, Some(revision)),

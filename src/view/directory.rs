@@ -69,7 +69,7 @@ impl DirectoryView {
         let target = context.target.as_ref().filter(|_| path == context.base);
         let mut plan = plan_directory(root, path, &options.keep, target)?;
         if options.show_originals {
-            // A loader must not find both.
+            // A loader must not find a virtual file beside the pieces that it is joined from.
             plan.files.retain(|file| !file.candidate.excludes_originals());
         }
         let mut virtual_files = HashMap::new();

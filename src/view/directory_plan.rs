@@ -1,6 +1,6 @@
 //! The plan of a directory: its names, and which of them become virtual files.
 //!
-//! Nothing is parsed for it, except for files by rank that no plan is for.
+//! Nothing is parsed for it, except per-rank files whose names do not tell what they hold.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -72,7 +72,7 @@ pub fn plan_directory(
         _ => candidates_by_name(root, directory, &texts, &|name| keep.matches(name)),
     };
     if let Some(target) = target {
-        // A nested checkpoint is found whatever the names are.
+        // The files of a nested checkpoint lie in another folder, so it is found whatever the names are.
         candidates.retain(|candidate| {
             candidate.original_names().iter().all(|name| target.contains(OsStr::new(name)))
         });

@@ -67,7 +67,7 @@ fn keep_reason(candidate: &Candidate, keep: &KeepRules) -> Option<String> {
         return Some(reason);
     }
     if let CandidateFiles::Ranks(_) = candidate.files {
-        // Training state is a part of what the ranks saved.
+        // Training state belongs to what the ranks saved.
         return None;
     }
     let originals = candidate.original_names();

@@ -119,7 +119,7 @@ fn a_path_without_a_command_is_told_from_a_wrong_command() {
 }
 
 #[test]
-fn help_fits_80_columns_where_no_terminal_tells_its_own() {
+fn help_fits_80_columns_without_a_terminal() {
     let list = run(&["help"]).stdout;
     let (_, commands) = list.split_once("Commands:\n").unwrap();
     let names = commands.lines().map_while(|line| line.strip_prefix("  ")?.split(' ').next());

@@ -29,7 +29,7 @@ _DONE, _FAILED = 0, 1
 # What a remedy begins with, in an exception and on a terminal.
 _REMEDY = "what to do: "
 
-# An option of how a checkpoint is parsed.
+# An option for parsing a checkpoint, with its value.
 _PARSE_OPTION = re.compile(r"(?<![\w-])--(?:allow-partial|follow-symlinks|root (?!KEY)(?:'[^']*'|[^\s;]+))")
 
 # The share of the files that must be in the page cache for a load to count as cached.
@@ -65,7 +65,7 @@ def main(options):
         return stopped.die()
     except SafetensorError as refused:
         remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(_REMEDY)
-        remedy = _by_export(remedy, options.path)
+        remedy = _add_exports(remedy, options.path)
         return print_error(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
     except OSError as fault:
         return print_error(f"{fault.filename or options.path}: {fault.strerror}", "", _FAILED, options.json)
@@ -73,8 +73,8 @@ def main(options):
     return _DONE
 
 
-def _by_export(remedy, path):
-    """A remedy in which options that other commands have, and this one has not, are those of an export."""
+def _add_exports(remedy, path):
+    """Adds to a remedy, for each option that this command lacks, an export with the option."""
     path = shlex.quote(f"./{path}" if path.startswith("-") else path)
     clauses = remedy.split("; ")
     for place, clause in enumerate(clauses):
@@ -104,7 +104,7 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
     with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
-    # A path that is wrong is told first: torch would not help.
+    # A wrong path is reported first: installing torch would not help.
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
     files = [file["path"] for file in about["files"]]

@@ -233,8 +233,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     `into` are loaded. The call returns them; after an error their contents are undefined.
     `dtype`: the type that floating-point tensors are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
-    `follow_symlinks` lets links lead out of a directory. `ranks`: how many ranks a training run had; other numbers of
-    files by rank are refused.
+    `follow_symlinks` lets links lead out of a directory. `ranks`: the number of ranks of a training run; per-rank files
+    of any other number are refused.
     `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
     16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
     `progress` shows a bar. `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` returns.

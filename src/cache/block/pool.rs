@@ -258,11 +258,11 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that were read, and do not change any more.
+/// Bytes of a source, which do not change any more.
 #[derive(Debug)]
 pub struct Block {
     buffer: Buffer,
-    /// Where in the buffer they are.
+    /// The range of the buffer that holds them.
     bytes: Range<usize>,
 }
 

@@ -350,7 +350,7 @@ impl TableState {
     }
 }
 
-/// Which bytes the ready and the pending blocks hold. No two blocks overlap. A pure structure.
+/// The ranges of the ready and the pending blocks, of which no two overlap. A pure structure.
 #[derive(Debug, Default)]
 struct ExtentIndex(BTreeSet<BlockId>);
 
@@ -399,7 +399,7 @@ impl ExtentIndex {
         self.0.remove(&block);
     }
 
-    /// The block that holds this byte of a range, or as an error the one that is missing for it.
+    /// The block that holds this byte of a range. The error is the block that is missing for it.
     fn block_at(&self, file_id: u64, range: &SourceRange, at: u64) -> Result<BlockId, BlockId> {
         let SourceRange { source, block_bounds: bounds, .. } = range;
         let next = self.blocks_in(file_id, *source, at..bounds.end).next();
@@ -427,7 +427,7 @@ impl ExtentIndex {
     }
 }
 
-/// Adds the part of a range that a block holds from this byte on, and returns the byte behind it.
+/// Adds the part of a range that a block holds from the byte `at` on, and returns the end of the part.
 fn push_part(parts: &mut BlockParts, range: &SourceRange, at: u64, block: BlockId) -> u64 {
     let end = block.end.min(range.bytes.end);
     let bytes = (at - block.start) as usize..(end - block.start) as usize;

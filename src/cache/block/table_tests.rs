@@ -1,4 +1,4 @@
-//! Which bytes the blocks hold, and what of them is filled and evicted.
+//! Tests of the ranges that blocks hold, of fills and of evictions.
 
 use proptest::prelude::*;
 

@@ -20,15 +20,14 @@ pub struct Candidate {
 pub enum CandidateFiles {
     /// A file by itself.
     Single,
-    /// An index, and the shards that it names. `beside` are numbered files of the same stem that it
-    /// does not name.
+    /// An index, and the shards that it names. `unindexed` are numbered files of the same stem that it does not name.
     Indexed {
         /// The shards that it names, in order; none where it cannot be read.
         shards: Vec<String>,
         /// Names that no loader would read.
         unindexed: Vec<String>,
     },
-    /// The files of many ranks, which make up the folder.
+    /// The files of many ranks.
     Ranks(TrainingFolder),
     /// A numbered set without an index.
     Numbered {
@@ -56,8 +55,8 @@ impl Candidate {
         Candidate { unsharded_name: name.clone(), name, files: CandidateFiles::Single }
     }
 
-    /// The checkpoint in the files of many ranks that a folder is. It has the name of the virtual file.
-    pub fn of_ranks(folder: TrainingFolder) -> Candidate {
+    /// The checkpoint of a training folder, called by the name of its virtual file.
+    pub fn from_training_folder(folder: TrainingFolder) -> Candidate {
         let name = folder.virtual_name.clone();
         Candidate { unsharded_name: name.clone(), name, files: CandidateFiles::Ranks(folder) }
     }
@@ -88,7 +87,7 @@ impl Candidate {
         }
     }
 
-    /// The names of its files that the virtual file takes the place of.
+    /// The names of its files that the virtual file hides.
     pub fn hidden_names(&self) -> Vec<String> {
         match &self.files {
             CandidateFiles::Ranks(folder) if !folder.hides_files() => Vec::new(),

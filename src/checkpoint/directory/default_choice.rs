@@ -28,7 +28,7 @@ pub struct DefaultChoice {
 /// - the file beside which lie only shards and indexes of its own name. A process that is killed while it replaces
 ///   one by the other leaves such a directory;
 /// - the first in the order of transformers, if loaders look for the names of all;
-/// - the one in the files of many ranks, if loaders look for the name of no other.
+/// - the only training folder, if loaders look for the name of no other candidate.
 pub fn choose_default(
     root: &Arc<Root>,
     directory: &Path,
@@ -40,7 +40,7 @@ pub fn choose_default(
     }
     let covering =
         found.iter().position(|one| one.is_safetensors_file() && covers_all_others(one, &found));
-    match covering.or_else(|| loader_preference(&found)).or_else(|| sole_ranks(&found)) {
+    match covering.or_else(|| loader_preference(&found)).or_else(|| sole_training_folder(&found)) {
         Some(index) => {
             let candidate = found.swap_remove(index);
             let note = Some(left_out_note(&candidate.name, &found));
@@ -50,8 +50,8 @@ pub fn choose_default(
     }
 }
 
-/// The index of the only candidate of many ranks, beside which no file has a name that loaders look for.
-fn sole_ranks(all: &[Candidate]) -> Option<usize> {
+/// The index of the only training folder, if loaders look for the name of no other candidate.
+fn sole_training_folder(all: &[Candidate]) -> Option<usize> {
     let is_ranks = |one: &&Candidate| matches!(one.files, CandidateFiles::Ranks(_));
     let others = all.iter().filter(|one| !is_ranks(one));
     let is_sole = all.iter().filter(is_ranks).count() == 1

@@ -129,7 +129,8 @@ fn number_at_end(name: &str) -> Option<u64> {
     split_digits(name).1.parse().ok()
 }
 
-/// The checkpoints that the names in a directory suggest. Of the files, only indexes are read.
+/// The checkpoints that the names in a directory suggest. Of the files, only these are read: indexes, DeepSpeed's
+/// `latest`, and the pickles of per-rank files whose names do not tell what they hold.
 ///
 /// A name that `is_excluded` makes no checkpoint, nor does a set that it belongs to.
 pub fn candidates_by_name(
@@ -150,7 +151,7 @@ pub fn candidates_by_name(
         let files = CandidateFiles::Indexed { shards: indexed.into_iter().collect(), unindexed };
         found.push(Candidate { name: name.clone(), unsharded_name, files });
     }
-    // Training state is a part of what the ranks saved.
+    // Training state is excluded by itself, but belongs to what the ranks saved.
     let is_kept = |name: &String| is_excluded(name) && !is_training_file(name);
     let has_pieces = |name: &str| {
         let file = OpenFile::open_in_root(root, &directory.join(name));
@@ -162,7 +163,7 @@ pub fn candidates_by_name(
     };
     for folder in folders.into_iter().filter(|folder| !folder.names.iter().any(is_kept)) {
         claimed.extend(folder.names.iter().cloned());
-        found.push(Candidate::of_ranks(folder));
+        found.push(Candidate::from_training_folder(folder));
     }
     let is_free = |name: &str| !claimed.contains(name) && !is_excluded(name);
     // Sets by their names without numbers.
@@ -222,8 +223,11 @@ pub fn candidates_by_name(
     }
     found.extend(singles.into_iter().map(Candidate::single));
     let nested = nested_training_folder(root, directory, names, &found);
-    found
-        .extend(nested.filter(|folder| !folder.names.iter().any(is_kept)).map(Candidate::of_ranks));
+    found.extend(
+        nested
+            .filter(|folder| !folder.names.iter().any(is_kept))
+            .map(Candidate::from_training_folder),
+    );
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }

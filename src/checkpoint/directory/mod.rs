@@ -1,7 +1,8 @@
 //! The checkpoints in a directory, found by the names of its files.
 //!
 //! `shard_name` parses names, `discover` groups files into [`Candidate`]s, and `default_choice` picks the candidate
-//! that the directory itself stands for. `training_folder` finds the files of many ranks. What a mount then shows of them is decided in the view.
+//! that the directory itself stands for. `training_folder` finds the files of many ranks.
+//! The view decides what a mount then shows of them.
 
 mod candidate;
 mod default_choice;

@@ -1,6 +1,7 @@
-//! The checkpoint of many ranks that a folder stands for although its files lie in another folder beside it.
+//! Finds the training folder that is shown beside a config although its files lie in another folder.
 //!
-//! Trainers put config and tokenizer here, and the files of the ranks there. Loaders look for weights where the config is.
+//! Trainers put the config in one folder and the files of the ranks in another. Loaders look for weights beside the
+//! config.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::training_folder::{TrainingFolder, TrainingFormat, training_folders};
 /// The subfolder in which Trainer and accelerate save the model with FSDP.
 const FSDP_FOLDER: &str = "pytorch_model_fsdp_0";
 
-/// The same of a second model: neither is then the model of the folder.
+/// The subfolder of a second model. Where it is, neither is the model of the folder.
 const SECOND_FSDP_FOLDER: &str = "pytorch_model_fsdp_1";
 
 /// The file in which DeepSpeed writes the name of the subfolder that it saved last.
@@ -25,7 +26,7 @@ const MAX_TAG_BYTES: u64 = 255;
 /// The subfolder in which verl puts config and tokenizer, beside the files of the ranks.
 const VERL_CONFIG_FOLDER: &str = "huggingface";
 
-/// Finds the checkpoint, unless the folder has weights of its own.
+/// Finds the training folder that a directory shows, unless the directory has weights of its own.
 pub fn nested_training_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -45,7 +46,7 @@ struct NestedFolder<'a> {
 }
 
 impl NestedFolder<'_> {
-    /// The subfolder of Trainer or accelerate. It is found as soon as it is there: a save may still fill it.
+    /// The subfolder of Trainer or accelerate. It counts even without files: a save may be about to write them.
     fn fsdp(&self) -> Option<TrainingFolder> {
         if !self.is_own_folder(FSDP_FOLDER) || self.is_own_folder(SECOND_FSDP_FOLDER) {
             return None;
@@ -84,7 +85,7 @@ impl NestedFolder<'_> {
         Some(self.find_in(PathBuf::from("..")).filter(is_model)?.in_folder(".."))
     }
 
-    /// Whether a subfolder is on the same filesystem: another one may hang.
+    /// Whether a subfolder is there, and on the same filesystem: another filesystem may hang.
     fn is_own_folder(&self, name: &str) -> bool {
         let metadata = |path: &Path| self.root.cached_metadata(path).ok();
         let Some(found) = metadata(&self.directory.join(name)) else { return false };

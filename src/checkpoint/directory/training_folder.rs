@@ -1,4 +1,4 @@
-//! Folders that hold one checkpoint in the files of many ranks, found by the names of their files.
+//! Training folders: one checkpoint in the files of many ranks, found by the names of the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use super::shard_name::{DcpShardName, has_checkpoint_extension};
 /// The folder of the parameters of DeepSpeed's universal checkpoint.
 pub const UNIVERSAL_FOLDER: &str = "zero";
 
-/// How the ranks of a run saved.
+/// The format in which the ranks of a run saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainingFormat {
     /// torch.distributed.checkpoint: `.metadata` and `*.distcp`.
     Dcp,
-    /// torch.distributed.checkpoint with safetensors files by rank.
+    /// torch.distributed.checkpoint with a safetensors file for each rank.
     DcpSafetensors,
     /// DeepSpeed with ZeRO: the 32-bit weights are in the optimizers of all ranks.
     Zero,
@@ -24,7 +24,7 @@ pub enum TrainingFormat {
     RankFiles,
 }
 
-/// The files of many ranks in a folder that are one checkpoint.
+/// The files of many ranks that are one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingFolder {
     pub format: TrainingFormat,
@@ -32,26 +32,26 @@ pub struct TrainingFolder {
     pub names: Vec<String>,
     /// The name of the virtual file that they are shown as.
     pub virtual_name: String,
-    /// The folder of the files, from that of the virtual file; empty if it is the same.
+    /// The path of the folder of the files, relative to that of the virtual file; empty if it is the same.
     pub folder: PathBuf,
     /// The file beside the virtual file that names the folder, if one does.
     pub pointer: Option<String>,
 }
 
 impl TrainingFolder {
-    /// A model without files.
+    /// A training folder without files.
     pub fn empty(format: TrainingFormat) -> TrainingFolder {
         let virtual_name = MODEL_NAME.to_owned();
         let (names, folder, pointer) = (Vec::new(), PathBuf::new(), None);
         TrainingFolder { format, names, virtual_name, folder, pointer }
     }
 
-    /// The same files, which lie in another folder than the virtual file. They are one model there.
+    /// The same files, shown as one model in another folder, from which `folder` leads to them.
     pub fn in_folder(self, folder: &str) -> TrainingFolder {
         TrainingFolder { folder: folder.into(), virtual_name: MODEL_NAME.to_owned(), ..self }
     }
 
-    /// The folders beside that of the virtual file in which its files are found.
+    /// The folders in which its files are found, except that of the virtual file.
     pub fn other_folders(&self) -> Vec<PathBuf> {
         let mut folders = Vec::new();
         if !self.folder.as_os_str().is_empty() {
@@ -63,7 +63,7 @@ impl TrainingFolder {
         folders
     }
 
-    /// The paths of the files from the virtual file's folder, with that of the file that names their folder.
+    /// The paths of the files, relative to the virtual file's folder, and that of the pointer.
     pub fn paths(&self) -> Vec<String> {
         let path = |name: &String| match self.folder.to_str() {
             Some("") | None => name.clone(),
@@ -82,8 +82,8 @@ impl TrainingFolder {
 /// The name of the virtual file of a folder that is one model.
 const MODEL_NAME: &str = "model.safetensors";
 
-/// The checkpoints of many ranks among files of these names. `has_pieces` says whether a file holds pieces of tensors: it
-/// is asked where names alone do not say so.
+/// The training folders among files of these names. `has_pieces` reads whether a file holds pieces of tensors: it is
+/// called where names alone do not tell.
 pub fn training_folders(
     names: &[String],
     has_pieces: &dyn Fn(&str) -> bool,
@@ -94,7 +94,7 @@ pub fn training_folders(
     }
 }
 
-/// The folder of a format that leaves no doubt.
+/// The training folder, if names alone tell its format.
 fn find_folder(names: &[String]) -> Option<TrainingFolder> {
     let has = |is_part: fn(&str) -> bool| names.iter().any(|name| is_part(name));
     let is_zero: fn(&str) -> bool = |name| is_deepspeed(name) && name.contains("zero_pp_rank_");
@@ -125,7 +125,7 @@ fn is_dcp(name: &str) -> bool {
 
 /// Whether a name is that of a file in which DeepSpeed saves a model.
 pub fn is_model_states(name: &str) -> bool {
-    // Of a layer, pipelines write `layer_00-model_00-model_states.pt`.
+    // Pipelines write `layer_00-model_00-model_states.pt` for each layer.
     let is_layer = name.starts_with("layer_") && name.ends_with("-model_states.pt");
     is_layer || name.ends_with("_model_states.pt")
 }
@@ -148,7 +148,7 @@ fn is_deepspeed(name: &str) -> bool {
     is_states && (is_part || is_layer)
 }
 
-/// The files by rank of a folder, in sets of one name.
+/// The per-rank files of a folder, in sets of names that differ only in the rank.
 fn rank_file_sets(names: &[String], has_pieces: &dyn Fn(&str) -> bool) -> Vec<TrainingFolder> {
     let mut sets: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
     for name in names.iter().filter(|name| has_checkpoint_extension(name)) {
@@ -156,7 +156,7 @@ fn rank_file_sets(names: &[String], has_pieces: &dyn Fn(&str) -> bool) -> Vec<Tr
             sets.entry(stem).or_default().push(name);
         }
     }
-    // Random states, optimizers and what else a rank saves beside its part of the model.
+    // A rank also saves its random state, its optimizer and more.
     let is_model = |stem: &str| {
         !stem.contains("rng") && !stem.starts_with("optim") && !stem.starts_with("extra_state")
     };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_training_are_told_by_their_names() {
+    fn training_folders_are_detected_by_names() {
         for (names, format) in [
             (&[".metadata", "__0_0.distcp"][..], TrainingFormat::Dcp),
             (&["__0_0.distcp"], TrainingFormat::Dcp),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn files_by_rank_are_sets_by_their_names_or_by_what_they_hold() {
+    fn per_rank_files_are_sets_by_their_names_or_their_contents() {
         let sets = |names: &[&str], has_pieces: bool| -> Vec<(String, usize)> {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             let sets = rank_file_sets(&names, &|_| has_pieces).into_iter();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn other_folders_are_none_of_them() {
+    fn other_folders_are_not_training_folders() {
         for names in [
             &["model.safetensors", "config.json"][..],
             &[".metadata"],

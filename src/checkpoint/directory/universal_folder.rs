@@ -12,8 +12,8 @@ use super::training_folder::{
 /// The file of a parameter's 32-bit weights.
 const WEIGHT_NAME: &str = "fp32.pt";
 
-/// Maximum number of subfolders in which weights are looked for. Each parameter has them.
-const MAX_LOOK_COUNT: usize = 8;
+/// Maximum number of subfolders that are searched for weights: those of all parameters have them.
+const MAX_SEARCHED_FOLDER_COUNT: usize = 8;
 
 /// The parameter whose weights a file of this path has; `None` if it is no such file.
 pub fn parameter_of_path(path: &str) -> Option<&str> {
@@ -21,7 +21,8 @@ pub fn parameter_of_path(path: &str) -> Option<&str> {
     path.strip_suffix(WEIGHT_NAME)?.strip_suffix('/')
 }
 
-/// Finds the checkpoint in a directory whose file names are known. A file of an optimizer says that it is none.
+/// Finds the checkpoint in a directory that has files of these names. With an optimizer's file among them it is not
+/// universal.
 pub fn universal_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -39,7 +40,7 @@ pub fn universal_folder(
     let folders: Vec<String> = folders.filter_map(|entry| entry.name.into_string().ok()).collect();
     let weights = |folder: &String| format!("{UNIVERSAL_FOLDER}/{folder}/{WEIGHT_NAME}");
     let has_weights = |path: String| metadata(&directory.join(path)).is_some();
-    if !folders.iter().take(MAX_LOOK_COUNT).map(weights).any(has_weights) {
+    if !folders.iter().take(MAX_SEARCHED_FOLDER_COUNT).map(weights).any(has_weights) {
         return None;
     }
     let states = names.iter().filter(|name| is_model_states(name)).cloned();

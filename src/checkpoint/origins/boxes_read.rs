@@ -30,7 +30,7 @@ pub fn read_boxes(
     })
 }
 
-/// Each box is one range of the tensor's bytes.
+/// Reads from boxes that are each one range of the tensor's bytes.
 fn read_contiguous(
     boxes: &Boxes,
     offset: u64,
@@ -68,7 +68,7 @@ fn read_values(
         let count = counts.iter().product::<u64>();
         let (now, after) = rest.split_at_mut((count * item_bytes) as usize);
         for part in boxes.boxes() {
-            if let Some(common) = Intersection::of(part, &start, &counts) {
+            if let Some(common) = Intersection::find(part, &start, &counts) {
                 common.read(part, item_bytes, now, &mut scratch, read)?;
             }
         }
@@ -77,7 +77,7 @@ fn read_values(
     Ok(())
 }
 
-/// What a box of a tensor and a requested box have in common.
+/// The intersection of a tensor's box with a requested box.
 struct Intersection<'a> {
     /// The steps of each axis in the box of the tensor.
     in_part: Vec<AxisSlice>,
@@ -88,7 +88,7 @@ struct Intersection<'a> {
 }
 
 impl<'a> Intersection<'a> {
-    fn of(part: &TensorBox, start: &[u64], counts: &'a [u64]) -> Option<Intersection<'a>> {
+    fn find(part: &TensorBox, start: &[u64], counts: &'a [u64]) -> Option<Intersection<'a>> {
         let mut in_part = Vec::new();
         let mut in_request = Shape::new();
         for ((first, size), (&start, &count)) in part.axes().zip(start.iter().zip(counts)) {

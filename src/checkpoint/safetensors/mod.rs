@@ -27,8 +27,7 @@ const MAX_DTYPE_CHARACTERS: usize = 40;
 /// The metadata key under which torch.distributed.checkpoint writes the first steps of each tensor's piece.
 pub const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
 
-/// The first steps of each tensor's piece; `None` if they are not stated as torch.distributed.checkpoint does it, or
-/// twice.
+/// Parses the first steps of each tensor's piece; `None` if they are malformed, or if a tensor has them twice.
 pub fn parse_sharding_info(info: &str) -> Option<BTreeMap<String, Vec<u64>>> {
     #[derive(serde::Deserialize)]
     struct PieceInfo {

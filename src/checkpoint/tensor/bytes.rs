@@ -301,7 +301,7 @@ impl TensorBytes {
         }
     }
 
-    /// The tensor's bytes in order, in parts that each are one run, or are gathered.
+    /// The tensor's bytes in order, in parts that are each one run, or gathered.
     pub fn parts(&self) -> impl Iterator<Item = TensorPart> {
         let part = |offset, bytes: &TensorBytes| {
             let run = match bytes {
@@ -320,7 +320,7 @@ impl TensorBytes {
         single.into_iter().chain(boxes)
     }
 
-    /// Places the bytes of an origin of their own, so many bytes into another origin. Not for boxes.
+    /// Moves the bytes from an origin of their own into another one, at an offset. Not for boxes.
     pub fn embed(&mut self, into: OriginId, at: u64) {
         match self {
             TensorBytes::Run(run) => {

@@ -25,11 +25,11 @@ pub enum TilingError {
     /// A value that two boxes have.
     #[error("two pieces hold the same values: those at {first:?} and {second:?}")]
     Overlap { first: Vec<u64>, second: Vec<u64> },
-    /// More boxes than any run of training writes, or without any order.
+    /// More boxes than any training run writes, or without any order.
     #[error("it is cut into more pieces than any training run writes, or in no order")]
     TooIrregular,
-    /// A size that no file has.
-    #[error("has a shape whose size overflows")]
+    /// A shape that no file can hold.
+    #[error("the size of its shape overflows")]
     Overflow,
 }
 

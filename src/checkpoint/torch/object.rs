@@ -2,7 +2,7 @@
 
 use super::pickle::{Arena, Node, NodeId};
 
-/// The class of an object that a pickle makes without arguments or by a call, as module and name.
+/// Module and name of the class of an object, or of the function whose call makes it.
 pub fn class_of(arena: &Arena, id: NodeId) -> Option<(&str, &str)> {
     match arena.node(id) {
         Node::Call(class, _) => arena.global(class),
@@ -10,7 +10,7 @@ pub fn class_of(arena: &Arena, id: NodeId) -> Option<(&str, &str)> {
     }
 }
 
-/// An attribute of an object. Its state is a dictionary, or a pair: of a dictionary and of one for slots.
+/// An attribute of an object. The object's state is a dictionary, or a pair: a dictionary, and one for slots.
 pub fn attribute(arena: &Arena, object: NodeId, name: &str) -> Option<NodeId> {
     let state = arena.state(object)?;
     match arena.node(state) {
@@ -22,7 +22,7 @@ pub fn attribute(arena: &Arena, object: NodeId, name: &str) -> Option<NodeId> {
     }
 }
 
-/// The value of a key of a dictionary. The last one of equal keys counts, as in Python.
+/// The value of a key in a dictionary. Of equal keys, the last one counts, as in Python.
 pub fn entry(arena: &Arena, dictionary: NodeId, name: &str) -> Option<NodeId> {
     let entries = arena.entries(dictionary)?;
     entries.iter().rev().find(|(key, _)| arena.text(*key) == Some(name)).map(|(_, value)| *value)

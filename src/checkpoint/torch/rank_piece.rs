@@ -22,11 +22,12 @@ const MAX_MESH_AXIS_COUNT: usize = 16;
 /// Maximum number of ranges that an axis of a tensor is cut into for one rank: more than the ranks of any run.
 const MAX_RANGE_COUNT: usize = 1 << 16;
 
-/// Maximum number of ranges and boxes of the pieces of a file: for the whole file, and for each piece. Real ones have a few
-/// for each axis.
+/// Maximum number of ranges and boxes of the pieces of a file: for the whole file, and for each piece. Real pieces have
+/// a few for each axis.
 const MAX_CUT_COUNT: [usize; 2] = [1 << 20, 64];
 
-/// What may still be spent on the pieces of a file. A small pickle could otherwise describe boxes without end.
+/// The ranges and boxes that the pieces of a file may still have. A small pickle could otherwise describe boxes without
+/// end.
 #[derive(Debug)]
 pub struct CutBudget(usize);
 
@@ -73,13 +74,14 @@ pub struct LocalBox {
     pub local_start: Shape,
 }
 
-const MALFORMED: TensorError =
-    TensorError::Malformed { what: "its place in the whole tensor is not stated as torch does it" };
+const MALFORMED: TensorError = TensorError::Malformed {
+    what: "its place in the whole tensor is not stated as torch states it",
+};
 
 const TOO_MANY_CUTS: TensorError =
     TensorError::Malformed { what: "it is cut into more pieces than any training run writes" };
 
-/// Whether a file is an archive of torch that has pieces of tensors, or seems to.
+/// Whether a file is a torch archive with pieces of tensors, judged by the classes that its pickle names.
 pub fn has_rank_pieces(file: &dyn ReadAt) -> bool {
     TorchValues::read_zip(file)
         .is_ok_and(|values| values.arena.globals().any(|class| rank_piece_class(class).is_some()))
@@ -110,7 +112,7 @@ fn tensor_view(arena: &Arena, id: NodeId) -> Result<TensorView<'_>, TensorError>
     }
 }
 
-/// A part of which `shards` states the place.
+/// The piece of a `ShardedTensor`, whose shards state their places.
 fn sharded_tensor(
     arena: &Arena,
     shape: Shape,
@@ -136,7 +138,7 @@ fn sharded_tensor(
     if size.is_some_and(|size| *size != *shape) {
         return Err(MALFORMED);
     }
-    // A rank need not have a shard: its properties, of which the first is the type, are recorded all the same.
+    // A rank may have no shard. The tensor's properties, of which the first is the type, are recorded all the same.
     let properties = attribute(arena, metadata, "tensor_properties");
     let properties = properties.and_then(|id| arena.items(arena.state(id)?));
     let dtype = properties.and_then(|fields| torch_dtype(arena, *fields.first()?).ok());
@@ -170,7 +172,7 @@ fn dtensor<'a>(
     state: NodeId,
     budget: &mut CutBudget,
 ) -> Result<RankPiece<'a>, TensorError> {
-    // A dictionary of attributes, or a pair: of a dictionary and of one for slots.
+    // A dictionary of attributes, or a pair: a dictionary, and one for slots.
     let parts = match arena.node(state) {
         Node::Tuple(_) => arena.items(state).unwrap_or_default(),
         _ => std::slice::from_ref(&state),
@@ -313,11 +315,12 @@ struct AxisCut {
     rank: u64,
 }
 
-/// The cuts of one axis of a tensor in the order in which they were made. With each comes the number of pieces that it
+/// The cuts of one axis of a tensor, in the order in which they were made. With each comes the number of pieces that it
 /// cuts one by one.
 ///
-/// `cuts` has them in the order of the mesh, each with its split factor. A factor says how many ranks of later axes of the
-/// mesh cut first: tensor parallelism before FSDP. If no order has these factors, pieces are meant that no rank cut.
+/// `cuts` has them in the order of the mesh, each with its split factor. A factor is the number of ranks, of later axes
+/// of the mesh, that cut before: tensor parallelism before FSDP. If no order gives these factors, they count pieces that
+/// no rank cut, such as fused weights.
 fn order_cuts(cuts: &[(AxisCut, u64)]) -> Vec<(AxisCut, u64)> {
     let mut ordered: Vec<AxisCut> = Vec::new();
     for &(axis_cut, split_factor) in cuts.iter().rev() {
@@ -362,8 +365,8 @@ fn recorded_order(arena: &Arena, spec: NodeId) -> Result<Option<Vec<CutOrder>>, 
     entries.map(Some).ok_or(MALFORMED)
 }
 
-/// What a rank has of some steps: these are cut into pieces, and each piece over the ranks, as `torch.chunk` cuts. The
-/// last part may be smaller, or empty. `None` if that makes too many ranges.
+/// The ranges that a rank keeps. The steps are cut into pieces, and each piece is cut over the ranks, as `torch.chunk`
+/// cuts: the last part may be smaller, or empty. `None` if that makes too many ranges.
 fn cut(ranges: &[AxisRange], axis_cut: AxisCut, pieces: u64) -> Option<Vec<AxisRange>> {
     let AxisCut { ranks, rank } = axis_cut;
     let total: u64 = ranges.iter().map(|range| range.count).sum();
@@ -399,7 +402,7 @@ fn cut(ranges: &[AxisRange], axis_cut: AxisCut, pieces: u64) -> Option<Vec<AxisR
 struct RangeCursor<'a> {
     /// The ranges from the current one on.
     ranges: &'a [AxisRange],
-    /// The steps of the first of them that lie before the place.
+    /// The number of steps of the current range that lie before the place.
     used: u64,
 }
 
@@ -468,7 +471,7 @@ mod tests {
         ranges.iter().flat_map(|range| range.start..range.start + range.count).collect()
     }
 
-    /// What torch's two steps give: tensor parallelism cuts first, and FSDP cuts each of these parts.
+    /// The rows that torch's two steps give: tensor parallelism cuts first, and FSDP cuts each of these parts.
     fn nested(size: u64, dp: (u64, u64), tp: (u64, u64)) -> Vec<u64> {
         let chunk = |rows: &[u64], n: u64, rank: u64| -> Vec<u64> {
             let part = rows.len().div_ceil(n as usize).max(1);

@@ -16,7 +16,7 @@ use super::zip::{self, PackedRecord, ZipError};
 /// Maximum bytes of the record that states the byte order.
 const MAX_BYTE_ORDER_BYTES: u64 = 16;
 
-/// A torch archive whose pickle is read: the values by themselves, and the storages in the file.
+/// The values in a torch archive's pickle, and the storages in its file.
 pub struct TorchValues<'a> {
     pub arena: Arena,
     /// The value that the pickle stands for.

@@ -1,5 +1,5 @@
-//! Joins safetensors files that each rank wrote through torch.distributed.checkpoint: pieces under the names of whole
-//! tensors, with their places in the metadata. There is no pickle.
+//! Joins the safetensors files that torch.distributed.checkpoint wrote for each rank: pieces under the names of whole
+//! tensors, with their offsets in the metadata. There is no pickle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use super::folder::{
 };
 use crate::checkpoint::training_error::TrainingError;
 
-/// How keys of metadata begin that are about the pieces.
+/// The prefix of metadata keys that describe the pieces.
 const DCP_KEY_PREFIX: &str = "DCP_";
 
 /// A piece of a tensor in one file.
@@ -31,7 +31,7 @@ struct ShardPiece {
     part: TensorBox,
 }
 
-/// Reads a folder of these files.
+/// Reads a folder with files of these names.
 pub fn read_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -51,20 +51,22 @@ pub fn read_folder(
             HeaderError::Source(error) => CheckpointError::Source(error),
             error => CheckpointError::Header { path: file.file().path(), error },
         })?;
-        let other = |tensor: &str, what| {
+        let mismatch = |tensor: &str, what| {
             let (tensor, name) = (tensor.to_owned(), name.clone());
-            error(TrainingError::OtherPiece { tensor, name, what })
+            error(TrainingError::PieceMismatch { tensor, name, what })
         };
         let metadata = header.metadata.unwrap_or_default();
-        let places = metadata.get(SHARDING_INFO_KEY).and_then(|info| parse_sharding_info(info));
-        let places = places.ok_or_else(|| other("", "it does not say where its pieces lie"))?;
+        let starts = metadata.get(SHARDING_INFO_KEY).and_then(|info| parse_sharding_info(info));
+        let no_offsets = || error(TrainingError::NoOffsets { name: name.clone() });
+        let starts = starts.ok_or_else(no_offsets)?;
         let mut pieces = Vec::with_capacity(header.tensors.len());
         for tensor in header.tensors {
-            let start = places.get(&*tensor.name);
+            let start = starts.get(&*tensor.name);
             let start = start.filter(|start| start.len() == tensor.shape.len());
-            let start = start.ok_or_else(|| other(&tensor.name, "its place is not stated"))?;
+            let start = start
+                .ok_or_else(|| mismatch(&tensor.name, "DCP_SHARDING_INFO lacks its offsets"))?;
             if tensor.dtype.bits() % 8 != 0 {
-                return Err(other(&tensor.name, "its values share bytes"));
+                return Err(mismatch(&tensor.name, "its values share bytes"));
             }
             let mut bytes = tensor.bytes;
             bytes.embed(OriginId(number as u32), 0);
@@ -84,8 +86,8 @@ pub fn read_folder(
                 boxes.first().is_none_or(|first| first.start.len() == piece.part.start.len());
             if *dtype != piece.dtype || !is_same_rank {
                 let (tensor, name) = (piece.name.to_string(), names[number].clone());
-                let what = "another rank has another shape or type of it";
-                return Err(error(TrainingError::OtherPiece { tensor, name, what }));
+                let what = "it has another shape or type than in another rank's file";
+                return Err(error(TrainingError::PieceMismatch { tensor, name, what }));
             }
             boxes.push(piece.part.clone());
         }
@@ -126,7 +128,7 @@ pub fn read_folder(
     })
 }
 
-/// The shape that the pieces of a tensor reach to: it is not recorded.
+/// The smallest shape that has all pieces of a tensor: its own is not recorded.
 fn whole_shape(boxes: &[TensorBox]) -> Shape {
     let mut shape: Shape = boxes.first().map(|part| part.counts.clone()).unwrap_or_default();
     for part in boxes {

@@ -1,4 +1,4 @@
-//! What the readers of training folders share: errors of a folder and of a rank's file, checks of the options, and notes.
+//! Shared by the readers of training folders: errors of a folder and of a rank's file, checks of the options, notes.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ impl RankFileError {
     }
 }
 
-/// Fails if the user gave a key: the files have no dictionaries of the user.
+/// Fails if the user gave a key: files of this format have no dictionaries to choose from.
 pub fn check_no_root_key(options: &ParseOptions) -> Result<(), TrainingError> {
     match &options.root_key {
         Some(key) => Err(TrainingError::NoSuchKey { key: key.clone(), keys: Default::default() }),
@@ -66,7 +66,7 @@ pub fn check_rank_count(found: u64, options: &ParseOptions) -> Result<(), Traini
     }
 }
 
-/// What a checkpoint was joined from, in words.
+/// The note on what a checkpoint was joined from.
 pub fn origin_note(library: &str, folder: &Path, ranks: u64) -> String {
     let step = step_of(folder).map(|step| format!(", step {step}")).unwrap_or_default();
     format!("joined from {library}: {}{step}", count_ranks(ranks))
@@ -80,7 +80,7 @@ pub fn unrecorded_note(ranks: u64, options: &ParseOptions) -> Option<String> {
     options.ranks.is_none().then(note)
 }
 
-/// Words before the number of a step in the names of folders.
+/// Words that come before the number of a step in the names of folders.
 const STEP_WORDS: [&str; 4] = ["step", "checkpoint", "iter", "epoch"];
 
 /// The step that a folder or the one above it has in its name.

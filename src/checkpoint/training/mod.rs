@@ -1,10 +1,10 @@
-//! Reads folders of training: one checkpoint in the files of many ranks.
+//! Reads training folders: one checkpoint in the files of many ranks.
 //!
-//! In: a folder whose format is known by its names. Out: a [`Checkpoint`](super::contents::Checkpoint) whose tensors are
-//! joined from the pieces of the ranks ([`Boxes`](super::tensor::Boxes)).
+//! In: a folder whose format is known by its names. Out: a [`Checkpoint`](super::contents::Checkpoint) whose tensors
+//! are joined from the pieces of the ranks ([`Boxes`](super::tensor::Boxes)).
 //!
-//! Nothing of a pickle is executed, also not of a `.metadata`. [`select_root`] finds the model among
-//! the names. Each format has a folder or file of its own; `folder` has what they share.
+//! No pickle is executed, not even a `.metadata`. [`select_root`] finds the model among the names. Each format has a
+//! folder or file of its own; `folder` has what they share.
 
 mod dcp;
 mod dcp_safetensors;
@@ -26,7 +26,7 @@ use super::refusal::{RESERVED_NAME, TensorError};
 use super::training_error::TrainingError;
 use folder::{folder_path, in_folder};
 
-/// Reads the checkpoint in the files of a folder.
+/// Reads the checkpoint of a training folder that was found from a directory.
 pub fn read_training_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -46,7 +46,7 @@ pub fn read_training_folder(
     }
     if let (Some(pointer), Some(name)) = (&folder.pointer, directory.file_name()) {
         let name = name.to_string_lossy();
-        checkpoint.obvious_choices.push(format!("of the folder that `{pointer}` names: {name}"));
+        checkpoint.obvious_choices.push(format!("from the folder that `{pointer}` names: {name}"));
     }
     Ok(checkpoint)
 }

@@ -1,6 +1,6 @@
 //! Joins the files that each rank of a run wrote with `torch.save`: of FSDP2 (`DTensor`) and FSDP1 (`ShardedTensor`).
 //!
-//! Each piece states its place in the whole tensor. Tensors that are whole in every file are those of the first rank.
+//! Each piece states its place in the whole tensor. Tensors that every file has whole are taken from the first rank.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub struct RankFileSet {
     pub world_size: Option<u64>,
 }
 
-/// What one rank's file holds.
+/// The contents of one rank's file.
 struct RankContents {
     file: OpenFile,
     whole: Vec<Tensor>,
@@ -51,7 +51,7 @@ struct RankContents {
     rank_count: u64,
 }
 
-/// What one rank has of a tensor.
+/// One rank's piece of a tensor.
 struct TensorPiece {
     name: String,
     dtype: Dtype,
@@ -59,7 +59,7 @@ struct TensorPiece {
     boxes: Vec<TensorBox>,
 }
 
-/// Reads the files of all ranks.
+/// Reads the files of all ranks, which have these names.
 pub fn read_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -86,7 +86,7 @@ pub fn read_folder(
         return Err(error(TrainingError::MissingFile { name }));
     }
     if found > 1 && !ranks.iter().any(|rank| rank.has_pieces) {
-        return Err(error(TrainingError::UncutRanks { ranks: found }));
+        return Err(error(TrainingError::PlainTensors { ranks: found }));
     }
     let joined = join_ranks(&ranks, &set).map_err(error)?;
     if joined.len() > MAX_TENSOR_COUNT {
@@ -94,7 +94,7 @@ pub fn read_folder(
     }
     let mut refused: Vec<RefusedEntry> = Vec::new();
     let mut notes = Vec::new();
-    let mut obvious_choices = vec![origin_note("files by rank of torch", &folder, found)];
+    let mut obvious_choices = vec![origin_note("per-rank files of torch", &folder, found)];
     if set.world_size.is_none() && recorded < found {
         notes.extend(unrecorded_note(found, options));
     }
@@ -169,11 +169,11 @@ fn read_rank(
             rank_count = rank_count.max(ranks.unwrap_or(0));
             let (mut boxes, mut dtype) = (Vec::new(), dtype);
             for part in &parts {
-                let (part, of_part) = locate(part)?;
+                let (located, part_dtype) = locate(part)?;
                 if !is_later_replica {
-                    boxes.extend(part);
+                    boxes.extend(located);
                 }
-                dtype = Some(of_part);
+                dtype = Some(part_dtype);
             }
             Ok((dtype, shape, boxes))
         });
@@ -223,7 +223,7 @@ fn boxes_of_part(
         }
         let sliced = local.slice(&slices);
         let sliced = sliced.map_err(|_| TensorError::Malformed {
-            what: "its piece is not where its place says",
+            what: "its piece does not hold the range that is recorded",
         })?;
         let mut bytes = sliced.bytes;
         bytes.embed(origin, 0);
@@ -232,23 +232,23 @@ fn boxes_of_part(
     Ok(boxes)
 }
 
-/// Joins what all ranks have. Of equal parts, that of the first rank is kept. What a rank has not in a readable form is
-/// left out.
+/// Joins the tensors of all ranks. Of equal parts, the first rank's is kept. Tensors that some rank has in no readable
+/// form are left out.
 fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, TrainingError> {
     enum Joined<'a> {
         Whole(&'a Tensor),
-        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox>, places: HashSet<Place> },
+        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox>, places: HashSet<BoxPlace> },
     }
     /// The first step and the number of steps along each axis.
-    type Place = (Shape, Shape);
+    type BoxPlace = (Shape, Shape);
     let refused = ranks.iter().flat_map(|rank| rank.refused.iter().map(|entry| &*entry.name));
     let refused: HashSet<&str> = refused.collect();
     let mut order: Vec<&str> = Vec::new();
     let mut by_name: HashMap<&str, Joined<'_>> = HashMap::new();
-    let other = |n: usize, tensor: &str, what| TrainingError::OtherPiece {
+    let mismatch = |n: usize, tensor: &str| TrainingError::PieceMismatch {
         tensor: tensor.to_owned(),
         name: set.names[n].1.clone(),
-        what,
+        what: "it has another shape or type than in another rank's file",
     };
     for (n, rank) in ranks.iter().enumerate() {
         for tensor in rank.whole.iter().filter(|tensor| !refused.contains(&*tensor.name)) {
@@ -260,11 +260,7 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
                 Some(Joined::Whole(first))
                     if (first.dtype, &first.shape) == (tensor.dtype, &tensor.shape) => {}
                 Some(_) => {
-                    return Err(other(
-                        n,
-                        &tensor.name,
-                        "another rank has another shape or type of it",
-                    ));
+                    return Err(mismatch(n, &tensor.name));
                 }
             }
         }
@@ -288,11 +284,7 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
                     }
                 }
                 _ => {
-                    return Err(other(
-                        n,
-                        &piece.name,
-                        "another rank has another shape or type of it",
-                    ));
+                    return Err(mismatch(n, &piece.name));
                 }
             }
         }
@@ -312,7 +304,7 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
 }
 
 impl RankFileSet {
-    /// The set of files of these names: each has the number of its rank at its end.
+    /// The set of the files of these names, each of which ends with the number of a rank.
     pub fn from_names(names: &[String]) -> Result<RankFileSet, TrainingError> {
         let mut ranked: Vec<(u32, String)> =
             names.iter().filter_map(|name| Some((split_rank(name)?.1, name.clone()))).collect();

@@ -6,9 +6,9 @@
 //! 1. the key of the user;
 //! 2. the dictionary `model` or `state_dict`;
 //! 3. the only dictionary, in which the rules are applied again;
-//! 4. all that is no training state.
+//! 4. all that is not training state.
 //!
-//! Where several dictionaries remain, the user has to choose.
+//! If several dictionaries remain, the user has to choose.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::checkpoint::training_error::TrainingError;
 /// Keys of the model in the state of a run, in order of preference.
 const MODEL_KEYS: [&str; 2] = ["model", "state_dict"];
 
-/// Keys of training state that no rule for words finds.
+/// Keys of training state that [`is_training_key`] does not find by their words.
 const TRAINING_KEYS: [&str; 7] = [
     "dataloader",
     "train_state",
@@ -31,7 +31,7 @@ const TRAINING_KEYS: [&str; 7] = [
     "callbacks",
 ];
 
-/// How Megatron begins the names of one of several optimizers.
+/// The prefix of names in one of Megatron's several optimizers.
 const CHAINED_OPTIMIZER_PREFIX: &str = "chained_";
 
 /// Maximum depth of dictionaries with a single entry.
@@ -47,11 +47,11 @@ pub struct FlatName<'a> {
 /// The names that are shown.
 #[derive(Debug, Default)]
 pub struct SelectedNames {
-    /// Which of the names, and how many bytes of each are left out at its beginning.
+    /// Indexes of the names, each with the number of bytes to leave out at its beginning.
     pub names: Vec<(usize, usize)>,
-    /// How all names of the selected dictionary begin; empty if it is the whole.
+    /// The prefix of all names in the selected dictionary; empty if it is the whole.
     pub prefix: String,
-    /// Choices that leave no doubt, in words: what is not shown is training state.
+    /// Choices that leave no doubt, in words: only training state is left out.
     pub obvious_choices: Vec<String>,
     /// What else was selected and what was left out, in words.
     pub notes: Vec<String>,
@@ -71,7 +71,7 @@ pub fn select_root(
     let mut at: Vec<usize> = (0..names.len()).collect();
     let mut path: Vec<&str> = Vec::new();
     for _ in 0..MAX_DEPTH {
-        let groups = Groups::of(names, &at, path.len());
+        let groups = Groups::new(names, &at, path.len());
         let model = MODEL_KEYS.into_iter().find(|key| groups.dictionaries.contains_key(key));
         let mut weights = groups.weights();
         let key = match (model, weights.next(), weights.next()) {
@@ -81,7 +81,7 @@ pub fn select_root(
         };
         let others = || groups.dictionaries.keys().filter(|other| **other != key);
         let is_obvious = others().all(|other| is_training_dictionary(other));
-        let others = TruncatedList::from_names(others().map(|other| joined(&path, other)));
+        let others = TruncatedList::from_names(others().map(|other| join_keys(&path, other)));
         path.push(key);
         if let Some(inner) = groups.dictionaries.get(key) {
             at = inner.clone();
@@ -104,13 +104,13 @@ pub fn select_root(
 
 /// The tensors and dictionaries under a path of keys.
 struct Groups<'a> {
-    /// Tensors that are no dictionary's.
+    /// Tensors outside any dictionary.
     single: Vec<usize>,
     dictionaries: BTreeMap<&'a str, Vec<usize>>,
 }
 
 impl<'a> Groups<'a> {
-    fn of(names: &[FlatName<'a>], at: &[usize], depth: usize) -> Groups<'a> {
+    fn new(names: &[FlatName<'a>], at: &[usize], depth: usize) -> Groups<'a> {
         let mut groups = Groups { single: Vec::new(), dictionaries: BTreeMap::new() };
         for &n in at {
             match names[n].keys.get(depth..) {
@@ -121,7 +121,7 @@ impl<'a> Groups<'a> {
         groups
     }
 
-    /// The keys of dictionaries that are no training state.
+    /// The keys of dictionaries that are not training state.
     fn weights(&self) -> impl Iterator<Item = &'a str> {
         self.dictionaries.keys().copied().filter(|key| !is_training_dictionary(key))
     }
@@ -131,7 +131,7 @@ fn is_training_dictionary(key: &str) -> bool {
     is_training_key(key, true) || TRAINING_KEYS.contains(&key)
 }
 
-/// Whether a tensor that is no dictionary's is training state: Megatron joins all keys into one name.
+/// Whether a tensor outside any dictionary is training state, by its name: Megatron joins all keys into one.
 pub fn is_training_name(name: &str) -> bool {
     let mut parts = name.split('.');
     let first = parts.next().unwrap_or_default();
@@ -144,14 +144,15 @@ pub fn is_training_name(name: &str) -> bool {
     is_state(first) && name.len() > first.len() || is_chained
 }
 
-/// Shows what is no training state, if that is plainly one dictionary.
+/// Selects the tensors outside any dictionary that are not training state. Fails if several dictionaries could be the
+/// model.
 fn select_weights(
     names: &[FlatName<'_>],
     groups: &Groups<'_>,
     path: &[&str],
 ) -> Result<SelectedNames, TrainingError> {
     let keys =
-        || TruncatedList::from_names(groups.dictionaries.keys().map(|key| joined(path, key)));
+        || TruncatedList::from_names(groups.dictionaries.keys().map(|key| join_keys(path, key)));
     if groups.weights().next().is_some() {
         return Err(TrainingError::SeveralRoots { keys: keys() });
     }
@@ -177,7 +178,7 @@ fn select_weights(
     Ok(selected)
 }
 
-fn joined(path: &[&str], key: &str) -> String {
+fn join_keys(path: &[&str], key: &str) -> String {
     [path, &[key]].concat().join(".")
 }
 
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_plain_is_refused_with_its_keys() {
+    fn an_unclear_choice_is_refused_with_its_keys() {
         let actor_and_critic: &[&[&str]] = &[&["actor", "w"], &["critic", "w"], &["optim", "x"]];
         let error = select(actor_and_critic, None).unwrap_err();
         assert!(matches!(error, TrainingError::SeveralRoots { .. }), "{error}");

@@ -263,7 +263,7 @@ def test_a_missing_package_is_reported(monkeypatch, capsys, tmp_path):
     names, _ = loaders.select(["fastsafetensors"], "safetensors", "cuda:0")
     assert names == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
-    # What is wrong with the path is told first.
+    # An error of the path is reported first.
     assert run_bench([str(tmp_path / "nothing")]) == FAILED
     assert f"ckptfs: {tmp_path}/nothing: no such file or directory\n" in capsys.readouterr().err
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")

@@ -98,7 +98,7 @@ def test_watched_status_is_drawn_in_place(terminal, mounts, tmp_path):
     assert "\x1b[2J" not in shown and "\x1b[H" not in shown
 
 
-def test_a_watch_says_how_much_has_no_room(terminal, mounts, tmp_path):
+def test_a_watch_says_how_many_lines_do_not_fit(terminal, mounts, tmp_path):
     write_shards(tmp_path / "models/llama", 1, 2, 2, 100)
     mounts(tmp_path / "models")
     shown = terminal("status", "--watch", rows=5).read_until(lambda shown: shown.count(b"\x1b[J") >= 1)

@@ -58,7 +58,7 @@ def test_the_command_mounts_and_unmounts(mount, source):
 
 
 @pytest.mark.parametrize("name", ["run", "bench", "mount"])
-def test_help_fits_80_columns_where_no_terminal_tells_its_own(command, name):
+def test_help_fits_80_columns_without_a_terminal(command, name):
     shown = Ckptfs(command)(name, "--help")
     assert shown.code == DONE and max(map(len, shown.stdout.splitlines())) <= 80
 

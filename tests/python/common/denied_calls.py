@@ -1,4 +1,4 @@
-"""Has the kernel refuse a system call, as it does on filesystems that lack it, or kill the process there."""
+"""Makes the kernel refuse a system call, as it does on filesystems that lack it, or kill the process at the call."""
 
 import ctypes
 import errno
@@ -26,7 +26,7 @@ NAMELESS = os.O_TMPFILE & ~os.O_DIRECTORY
 
 
 def filter_calls(name, action, place=0, flag=None):
-    """Takes an action at each call of `name`, or at those that have a flag in the argument at a place."""
+    """Makes the kernel act on each call of `name`; with `flag`, only if the argument at `place` has it."""
     has_flag = [(LOAD, 0, 0, ARGUMENTS[place]), (JUMP_IF_BITS, 0, 1, flag)] if flag else []
     program = b"".join(struct.pack("HBBI", *statement) for statement in [
         (LOAD, 0, 0, NUMBER), (JUMP_IF_EQUAL, 0, 1 + len(has_flag), NUMBERS[name]), *has_flag,
@@ -40,8 +40,8 @@ def filter_calls(name, action, place=0, flag=None):
 
 
 def deny(name, code):
-    """From now on each call of `name` by this process fails with an errno; with 0 it does nothing. There is no way
-    back."""
+    """From now on each call of `name` by this process fails with an errno; with 0, it does nothing and succeeds. There is
+    no way back."""
     filter_calls(name, ERRNO | code)
 
 
@@ -60,7 +60,7 @@ def die_at(name):
 
 
 def succeeds_after(prepare, act):
-    """Whether `act` succeeds in a process of its own, in which `prepare` was called before."""
+    """Whether `act` succeeds after `prepare` in a process of its own."""
     child = os.fork()
     if child == 0:
         try:

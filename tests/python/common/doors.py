@@ -7,8 +7,8 @@ from program import DONE
 
 
 def check_every_door(ckptfs, mounts, folder, expected, out, name="model.safetensors"):
-    """Asserts that a folder is shown as the expected tensors: exported, verified, loaded, in slices, and mounted, whole
-    and in ranges. Gives the report of `inspect`."""
+    """Asserts that a folder is shown as the expected tensors: exported, loaded, verified, and mounted, whole and in
+    ranges. Returns the report of `inspect`."""
     check_export(ckptfs, folder, expected, out)
     same = ckptfs("verify", folder, "--against", out)
     assert same.code == DONE, same.stderr

@@ -1,4 +1,4 @@
-"""Trains small models with FSDP2, tensor parallelism and FSDP1 on processors, and saves each as one torch.save a rank:
+"""Trains small models with FSDP2, tensor parallelism and FSDP1 on CPUs, and saves each with one torch.save per rank:
 `fsdp_run.py FOLDER`. The whole tensors that torch itself gathers go to RUN.expected beside each folder RUN."""
 
 import os

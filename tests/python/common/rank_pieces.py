@@ -1,5 +1,5 @@
-"""Writes one torch.save a rank, with real DTensors and without other processes: each rank is a process group of torch's
-own that sends nothing."""
+"""Writes one torch.save per rank, with real DTensors in a single process: each rank is one of torch's fake process
+groups, which send nothing."""
 
 import contextlib
 import zipfile
@@ -45,8 +45,8 @@ def file_name(rank, world):
 
 
 def write_ranks(folder, mesh_shape, tensors, name=file_name, change=lambda state, mesh, rank: None):
-    """Writes the file of each rank of a mesh, and gives the whole tensors. `tensors` has each by its name, with its
-    placements, or with none for a plain tensor. `change` may change what is saved."""
+    """Writes the file of each rank of a mesh, and returns the whole tensors. `tensors` has each by its name, with its
+    placements, or `None` for a plain tensor. `change` may change what is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     world = torch.Size(mesh_shape).numel()
     for rank in range(world):
@@ -60,7 +60,7 @@ def write_ranks(folder, mesh_shape, tensors, name=file_name, change=lambda state
 
 
 def numbers(rng, shape, dtype):
-    """Bits of a type that are all distinct as far as they can be."""
+    """A tensor of random bits."""
     count = torch.Size(shape).numel()
     if dtype is torch.bool:
         return torch.tensor([rng.random() < 0.5 for _ in range(count)]).reshape(shape)
@@ -69,7 +69,7 @@ def numbers(rng, shape, dtype):
 
 
 def random_placement(rng, axes, mesh_axes):
-    # Of uneven cuts by three axes of a mesh, torch's own ways to make them differ.
+    # Where three axes of a mesh cut unevenly, torch's own ways to cut disagree.
     strided = ["strided"] if mesh_axes < 3 else []
     ways = ["replicate", "shard", "shard", *strided] if axes else ["replicate"]
     way = rng.choice(ways)
@@ -112,7 +112,7 @@ class ShapeAndStride:
 
 @contextlib.contextmanager
 def layouts_as_2_9():
-    """Lets layouts of meshes be saved as objects with a shape and a stride."""
+    """Makes torch save layouts of meshes as objects with a shape and a stride."""
     own = mesh_layout._MeshLayout
     ShapeAndStride.__module__, ShapeAndStride.__qualname__ = own.__module__, own.__qualname__
     mesh_layout._MeshLayout = ShapeAndStride
@@ -123,7 +123,7 @@ def layouts_as_2_9():
 
 
 def spell_mesh_as_2_9(mesh, shape=None):
-    """Gives a mesh a layout of the older spelling, of another shape if one is given."""
+    """Gives a mesh the layout that torch 2.9 saved, of another shape if one is given."""
     shape = shape or tuple(mesh.mesh.shape)
     mesh.__dict__["_layout"] = ShapeAndStride(shape if len(shape) > 1 else shape[0], tuple(mesh.mesh.stride()))
 
@@ -141,7 +141,7 @@ def rewrite_pickle(path, *changes):
             archive.writestr(name, raw)
 
 
-# Where the classes lay in torch 2.4.
+# The modules of the classes in torch 2.4.
 MODULES_OF_2_4 = [
     (b"ctorch.distributed.tensor\nDTensor\n", b"ctorch.distributed._tensor.api\nDTensor\n"),
     (b"ctorch.distributed.tensor._dtensor_spec\n", b"ctorch.distributed._tensor.placement_types\n"),

@@ -3,7 +3,8 @@ and again.
 
 usage: saving_loop.py FOLDER
 
-It ends when its standard input does. Every value of a save is its number. A save into a new folder is of several files, one over an old save of one file.
+It ends when its standard input does. Every value of a save is the number of the save. New folders have several files
+each, the folder that is saved over has one.
 """
 
 import itertools

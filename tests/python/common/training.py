@@ -1,4 +1,4 @@
-"""Writes training checkpoints with torch's own writers: by ranks in processes of their own, or in any boxes by one."""
+"""Writes training checkpoints with torch's own writers: with a process for each rank, or any boxes in one process."""
 
 import contextlib
 import datetime
@@ -36,7 +36,7 @@ DTYPES = (
 
 
 def any_tensor(rng, shape, dtype):
-    """A tensor of any bits of its type."""
+    """A tensor of random bits."""
     count = torch.Size(shape).numel()
     if dtype is torch.bool:
         return torch.tensor([rng.random() < 0.5 for _ in range(count)], dtype=dtype).reshape(shape)
@@ -45,7 +45,7 @@ def any_tensor(rng, shape, dtype):
 
 
 def any_boxes(rng, shape, cuts):
-    """Boxes that cover a shape, cut so many times at any step of any axis: (start, counts)."""
+    """Random boxes (start, counts) that cover a shape, from this number of cuts."""
     boxes = [((0,) * len(shape), tuple(shape))]
     for _ in range(cuts):
         start, counts = boxes.pop(rng.randrange(len(boxes)))
@@ -71,7 +71,7 @@ def part_of(tensor, box):
 
 
 class _Pieces(SavePlanner):
-    """Hands out the pieces that were planned by hand."""
+    """Gives the writer the boxes of whole tensors. `store` decides how they lie in memory."""
 
     def __init__(self, tensors, store):
         self.tensors, self.store = tensors, store
@@ -87,7 +87,7 @@ class _Pieces(SavePlanner):
 
 
 def piece_item(name, tensor, box, size=None):
-    """What a rank plans to write: a box of a tensor."""
+    """The plan of a rank to write a box of a tensor."""
     chunk = ChunkStorageMetadata(torch.Size(box[0]), torch.Size(box[1]))
     data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), torch.Size(size or tensor.shape))
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
@@ -96,8 +96,8 @@ def piece_item(name, tensor, box, size=None):
 def save_pieces(writer, tensors, ranks, *, keys=None, sizes=None, store=torch.Tensor.contiguous, change=None):
     """Saves boxes of tensors as if ranks had them: `ranks` has the (name, box) pairs of each.
 
-    `keys` are those that led to each name; `sizes` replaces what is recorded of whole tensors; `change` changes the
-    table before it is written.
+    `keys` has the keys that lead to each name. `sizes` replaces the recorded sizes of whole tensors. `change` changes
+    the table before it is written.
     """
     sizes = sizes or {}
     planner = _Pieces(tensors, store)
@@ -112,22 +112,22 @@ def save_pieces(writer, tensors, ranks, *, keys=None, sizes=None, store=torch.Te
     writer.finish(table, results)
 
 
-def dealt(rng, tensors, ranks, cuts):
-    """Boxes of the tensors, dealt to ranks at random, by rank."""
-    hands = [[] for _ in range(ranks)]
+def deal_boxes(rng, tensors, ranks, cuts):
+    """Gives random boxes of the tensors to random ranks. Returns the (name, box) pairs of each rank."""
+    by_rank = [[] for _ in range(ranks)]
     for name, tensor in tensors.items():
         for box in any_boxes(rng, tensor.shape, rng.randint(0, cuts)):
-            rng.choice(hands).append((name, box))
-    return hands
+            rng.choice(by_rank).append((name, box))
+    return by_rank
 
 
 def save_whole(folder, state, **options):
-    """Saves a state without ranks."""
+    """Saves a state from this process alone."""
     with warnings.catch_warnings(action="ignore"):
         dcp.save(state, storage_writer=FileSystemWriter(folder, sync_files=False, **options), no_dist=True)
 
 
-def consolidated(folder):
+def consolidate(folder):
     """The tensors of a folder by their names, joined by torch."""
     path = Path(f"{folder}.pt")
     dcp_to_torch_save(folder, path)
@@ -137,14 +137,14 @@ def consolidated(folder):
 
 
 def edit_table(folder, change, name=".metadata"):
-    """Reads a table with Python, changes it, and writes it again."""
+    """Unpickles a table, changes it, and writes it again."""
     path = Path(folder) / name
     table = pickle.loads(path.read_bytes())
     path.write_bytes(pickle.dumps(change(table) or table))
 
 
-def in_ranks(world, function, *args):
-    """Runs `function(rank, *args)` in so many processes with a gloo group."""
+def run_ranks(world, function, *args):
+    """Runs `function(rank, *args)` in `world` processes, which are one gloo group."""
     store = Path(args[0]) / "store"
     mp.spawn(_begin, args=(world, str(store), function, args), nprocs=world)
     store.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ def in_ranks(world, function, *args):
 def _begin(rank, world, store, function, args):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # A store in a file: no port to be taken by others.
+    # A store in a file needs no port, which another process could have.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     timeout = datetime.timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
@@ -163,7 +163,7 @@ def _begin(rank, world, store, function, args):
 
 
 def check_doors(ckptfs, folder, expected, out):
-    """Asserts that the program and the package give the expected tensors of a folder, whole, in slices and in place."""
+    """Asserts that the command and the package give the expected tensors of a folder, whole, in slices and in place."""
     check_export(ckptfs, folder, expected, out)
     assert ckptfs("verify", folder, "--against", out).code == DONE
     listed = {tensor["name"]: tensor["shape"] for tensor in ckptfs.inspect(folder)["tensors"]}
@@ -257,7 +257,7 @@ def fsdp_of_tensor_parallel(mesh):
 
 OTHER = {"step": 5, "text": "t", "list": [torch.ones(2), 3]}
 
-# How the folders of dcp are written: the options of the writer, and of dcp.save.
+# Ways to write a DCP folder: the options of the writer, and of dcp.save.
 WAYS = {
     "plain": ({}, {}),
     "threads": ({"thread_count": 3}, {}),
@@ -267,10 +267,10 @@ WAYS = {
 
 
 def write_by_ranks(rank, out):
-    """Writes `dcp-N-WAY`, `hf-N` and others with 1, 2 and 4 of four ranks, and the whole tensors of each beside it."""
+    """Writes `dcp-N-WAY`, `hf-N` and others with N of four ranks, and the whole tensors of each beside it."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    def written(name, whole, ranks):
+    def save_expected(name, whole):
         if rank == 0:
             torch.save(whole, f"{out}/{name}.expected")
 
@@ -286,26 +286,26 @@ def write_by_ranks(rank, out):
             writer = FileSystemWriter(f"{out}/{name}", sync_files=False, **options)
             state = {"model": parts, "optimizer": optimizer, **OTHER}
             dcp.save(state, storage_writer=writer, process_group=group, **how)
-            written(name, whole, ranks)
-        # That writer takes neither lists nor tensors that share memory or are strided.
+            save_expected(name, whole)
+        # The writer of safetensors takes no lists, and no tensors that share memory or are strided.
         skipped = ("layers", "tied", "turned", "turned_columns", "plain_turned", "stepped")
         flat = {name: tensor for name, tensor in parts.items() if name not in skipped}
         index = {name: n % 2 + 1 for n, name in enumerate(flat)}
         for name, how in ((f"hf-{ranks}", {}), (f"hf-{ranks}-parts", {"fqn_to_index_mapping": index})):
             writer = HuggingFaceStorageWriter(f"{out}/{name}", save_distributed=True, **how)
             dcp.save(flat, storage_writer=writer, process_group=group)
-            written(name, {name: whole[name] for name in flat}, ranks)
+            save_expected(name, {name: whole[name] for name in flat})
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     whole, parts = meshed_state(mesh)
     dcp.save({"state_dict": parts}, checkpoint_id=f"{out}/mesh-4")
     dcp.save(parts, storage_writer=HuggingFaceStorageWriter(f"{out}/hf-mesh-4", save_distributed=True))
-    written("mesh-4", whole, 4)
-    written("hf-mesh-4", whole, 4)
+    save_expected("mesh-4", whole)
+    save_expected("hf-mesh-4", whole)
     whole, state = fsdp_of_tensor_parallel(mesh)
     dcp.save(state, checkpoint_id=f"{out}/fsdp-4")
     dcp.save(state["model"], storage_writer=HuggingFaceStorageWriter(f"{out}/hf-fsdp-4", save_distributed=True))
-    written("fsdp-4", whole, 4)
-    written("hf-fsdp-4", whole, 4)
+    save_expected("fsdp-4", whole)
+    save_expected("hf-fsdp-4", whole)
 
 
 BY_RANKS = [f"dcp-{ranks}-{way}" for ranks in (1, 2, 4) for way in WAYS] + ["mesh-4", "fsdp-4"]
@@ -315,7 +315,7 @@ BY_RANKS_AS_SAFETENSORS += ["hf-mesh-4", "hf-fsdp-4"]
 
 @contextlib.contextmanager
 def one_rank():
-    """A group of this process alone."""
+    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

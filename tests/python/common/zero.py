@@ -1,5 +1,5 @@
-"""Checkpoints of DeepSpeed. Its own library writes some, in an environment of its own. Small ones are laid out by hand as
-it does."""
+"""Writes checkpoints of DeepSpeed: some with DeepSpeed itself, in an environment of its own, and small ones in the same
+layout without it."""
 
 import os
 import random
@@ -11,7 +11,7 @@ import torch
 
 from program import COMMON
 
-# DeepSpeed starts in ten seconds, and trains several runs in one process a rank.
+# Seconds. DeepSpeed takes ten to start, and each rank trains several runs in one process.
 PATIENCE = 400
 
 INTERPRETER = os.environ.get("CKPTFS_DEEPSPEED_PYTHON")
@@ -51,7 +51,7 @@ class Run:
         self.buffers = {"buffer": torch.arange(3) << 40, "half": value(torch.float16), "mask": torch.tensor([True])}
         owner = next(iter(self.groups[0]))
         self.shared = {"tied.weight": owner}
-        # Stages 1 and 2 may align parameters.
+        # Stages 1 and 2 may put paddings between parameters.
         self.paddings = None
         if self.stage < 3 and rng.random() < 0.5:
             self.paddings = [[rng.randint(0, 3) for _ in group] for group in self.groups]
@@ -65,20 +65,20 @@ class Run:
         return weights | tied | self.frozen | self.buffers
 
     def padding(self, count):
-        """What lies where no parameter does: never to be shown."""
+        """Values between and after parameters, which must never be shown."""
         return torch.full((count,), -6.8e27)
 
     def padded(self, value):
-        """The parts of a tensor that each rank has, at stage 3: of the same length, with padding at the end."""
+        """The parts of a tensor at stage 3: one for each rank, of the same length, with padding at the end."""
         part = -(-value.numel() // self.world)
         end = self.padding(part * self.world - value.numel()).to(value.dtype)
         return torch.cat([value.flatten(), end]).reshape(self.world, part)
 
     def optimizer_groups(self):
-        """The flat parts of each rank: lists by rank and group."""
+        """The flat part of each group, in a list for each rank."""
         if self.stage == 3:
             whole = torch.cat([self.padded(value) for group in self.groups for value in group.values()], dim=1)
-            # Sub-groups end where they like, also within a parameter.
+            # Sub-groups may end anywhere, also within a parameter.
             cuts = sorted(self.rng.randint(0, whole.shape[1]) for _ in range(self.rng.randint(0, 3)))
             return [list(map(torch.clone, row.tensor_split(cuts))) for row in whole]
         parts = [[] for _ in range(self.world)]
@@ -137,7 +137,7 @@ class Run:
         return f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
     def write_universal(self, folder, states=True):
-        """The universal checkpoint: stage 3 writes vectors, and other stages files of what is no parameter too."""
+        """Writes a universal checkpoint. Stage 3 writes vectors; other stages also write frozen parameters and buffers."""
         weights = {name: value for group in self.groups for name, value in group.items()}
         for name, value in weights.items():
             self.write_weight(folder, name, value.flatten() if self.stage == 3 else {"param": value, "cat_dim": 0})

@@ -1,4 +1,4 @@
-"""Trains a small model with DeepSpeed on processors, saves it, and writes what a correct reader must find. Runs in
+"""Trains a small model with DeepSpeed on CPUs, saves it, and writes the tensors that a correct reader must find. Runs in
 DeepSpeed's own environment: `zero_run.py FOLDER MOUNTED WORLD RUN...`.
 
 Each run of RUNS goes to FOLDER/RUN. MOUNTED is the same folder through a mount, from which training resumes."""
@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 BFLOAT16 = {"bf16": {"enabled": True}}
 
-# Small sub-groups have few parameters each.
+# Sub-groups so small that there are several.
 STAGE_3 = {"stage": 3, "sub_group_size": 40, "stage3_param_persistence_threshold": 5}
 
 RUNS = {
@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
         self.head.weight = self.embed.weight
         self.a, self.b = torch.nn.Linear(5, 7), torch.nn.Linear(7, 5)
         self.scale = torch.nn.Parameter(torch.tensor([1.5]))
-        # DeepSpeed cannot gather it, so no module that runs has it.
+        # DeepSpeed cannot gather an empty parameter, so no module that runs has it.
         self.unused = torch.nn.Module()
         self.unused.none = torch.nn.Parameter(torch.empty(0, 3))
         self.frozen = torch.nn.Linear(5, 5)
@@ -69,7 +69,7 @@ def start(run, seed):
 
     torch.manual_seed(seed)
     model = Model()
-    # Values that rounding to half the bits would change.
+    # Values that rounding to bfloat16 changes.
     for parameter in model.parameters():
         parameter.data.add_(1e-3 * torch.randn(parameter.shape))
     base = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True}
@@ -118,8 +118,8 @@ def write_layout(folder, tag):
     (folder / "layout.json").write_text(json.dumps(layout))
 
 
-def with_peer(folder, tag):
-    """What DeepSpeed's own programs make of the checkpoint: `zero_to_fp32` and `ds_to_universal`."""
+def convert_by_deepspeed(folder, tag):
+    """Converts the checkpoint with DeepSpeed's own `zero_to_fp32` and `ds_to_universal`."""
     from deepspeed.checkpoint import ds_to_universal
     from deepspeed.utils import zero_to_fp32
 
@@ -152,7 +152,7 @@ def train(rank, folder, mounted, world, runs):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     import deepspeed
 
-    # Else it compiles a kernel.
+    # Otherwise it compiles a kernel.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo", verbose=False)
@@ -168,7 +168,7 @@ def train(rank, folder, mounted, world, runs):
         if rank == 0:
             torch.save(expected, target / "expected.pt")
             write_layout(target, "global_step2")
-            with_peer(target, "global_step2")
+            convert_by_deepspeed(target, "global_step2")
         torch.distributed.barrier()
         resumed = start(run, seed=2)
         path, _ = resumed.load_checkpoint(str(Path(mounted) / run))

@@ -233,7 +233,7 @@ def test_the_parts_of_other_programs_checkpoints_load(folder):
 
 
 def save_by_trainer(model, folder):
-    """What Trainer and accelerate leave with FSDP: the model in a folder of its own, beside the config."""
+    """Saves as Trainer and accelerate do with FSDP: the model in a folder of its own, beside the config."""
     model.config.save_pretrained(folder)
     dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/pytorch_model_fsdp_0", no_dist=True)
     return folder

@@ -203,7 +203,7 @@ def test_what_is_no_checkpoint_has_the_messages_of_the_page(srv):
     assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
 
 
-def test_a_folder_of_training_that_is_not_whole_has_the_messages_of_the_page(srv):
+def test_an_incomplete_training_folder_has_the_messages_of_the_page(srv):
     folder = srv.models / "dcp"
     tensors = {"a": torch.ones(2), "b": torch.ones(3)}
     save_whole(folder, {"model": tensors}, thread_count=2)

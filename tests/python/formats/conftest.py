@@ -2,12 +2,12 @@
 
 import pytest
 
-from training import in_ranks, write_by_ranks
+from training import run_ranks, write_by_ranks
 
 
 @pytest.fixture(scope="session")
 def saved_by_ranks(tmp_path_factory):
     """A folder with what four processes saved; see training.py."""
     folder = tmp_path_factory.mktemp("ranks")
-    in_ranks(4, write_by_ranks, folder)
+    run_ranks(4, write_by_ranks, folder)
     return folder

@@ -1,6 +1,6 @@
 """Folders of torch.distributed.checkpoint are shown as the tensors that were saved, bit for bit, through every door.
 
-Training resumes from them through a mount, and what is not whole is refused.
+Training resumes from them through a mount, and an incomplete folder is refused.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from training import (
     any_tensor,
     check_doors,
     check_mounted,
-    consolidated,
-    dealt,
+    consolidate,
+    deal_boxes,
     edit_table,
     one_rank,
     save_pieces,
@@ -51,7 +51,7 @@ FULL = torch.arange(24, dtype=torch.float32).reshape(6, 4)
 MODEL = {"a": FULL, "b.c": torch.arange(5), "d": torch.ones(2, dtype=torch.bfloat16)}
 
 
-def of_model(tensors):
+def model_tensors(tensors):
     """The tensors of the model among those of a whole state, without its key."""
     found = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(("model.", "state_dict."))}
     return {name: tensor.contiguous() for name, tensor in found.items()}
@@ -65,7 +65,7 @@ def test_what_ranks_saved_is_the_same_through_every_door(ckptfs, saved_by_ranks,
     check_doors(ckptfs, folder, expected, out)
     if not name.endswith("-tables"):
         # torch joins no tables of ranks.
-        check_same(of_model(consolidated(folder)), expected)
+        check_same(model_tensors(consolidate(folder)), expected)
     other = tmp_path / "other.pt"
     torch.save(expected | {"scalar": torch.tensor(4), "rows.rows": torch.zeros(1)}, other)
     assert ckptfs("verify", folder, "--against", other).code == FAILED
@@ -122,8 +122,8 @@ def test_optimizer_state_can_be_chosen(ckptfs, saved_by_ranks, tmp_path):
 SEEDS = range(300)
 
 
-def stored(rng):
-    """How a rank keeps its pieces in memory."""
+def random_store(rng):
+    """A random way to store a piece in memory."""
     turned = lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.contiguous()
     return rng.choice([torch.Tensor.contiguous, turned, lambda tensor: tensor])
 
@@ -137,12 +137,12 @@ def random_case(folder, seed):
     writer = FileSystemWriter(
         folder, single_file_per_rank=rng.random() < 0.7, sync_files=False, thread_count=rng.randint(1, 3)
     )
-    ranks = dealt(rng, tensors, rng.randint(1, 5), cuts=rng.choice((0, 3, 12)))
+    ranks = deal_boxes(rng, tensors, rng.randint(1, 5), cuts=rng.choice((0, 3, 12)))
     key = rng.choice(["", "model."])
     keys = {f"{key}{name}": ("model", name) for name in tensors} if key else {}
     ranks = [[(f"{key}{name}", box) for name, box in rank] for rank in ranks]
     whole = {f"{key}{name}": tensor for name, tensor in tensors.items()}
-    save_pieces(writer, whole, ranks, keys=keys, store=stored(rng))
+    save_pieces(writer, whole, ranks, keys=keys, store=random_store(rng))
     return tensors
 
 
@@ -166,17 +166,17 @@ def test_any_boxes_are_joined(ckptfs, random_cases, tmp_path, seed):
             check_same({name: file.get_slice(name)[index].contiguous()}, {name: tensor[index].contiguous()})
     out = ckptfs.export(path, tmp_path / "out.safetensors")
     check_mounted(mounted / str(seed) / "model.safetensors", expected, out)
-    joined = consolidated(path)
+    joined = consolidate(path)
     check_same({name.removeprefix("model."): tensor for name, tensor in joined.items()}, expected)
 
 
-# How programs put their state together, and the names that are shown of it. The value of each tensor is its own.
-def numbered(*names):
+# The states that programs save, and the tensors that are shown of each. Each tensor has a value of its own.
+def numbered_tensors(*names):
     return {name: torch.full((2,), float(n)) for n, name in enumerate(names)}
 
 
-W = numbered("a.weight", "b.weight")
-OPTIMIZER = {"state": {"a.weight": numbered("exp_avg")}, "param_groups": [{"lr": 0.1}]}
+W = numbered_tensors("a.weight", "b.weight")
+OPTIMIZER = {"state": {"a.weight": numbered_tensors("exp_avg")}, "param_groups": [{"lr": 0.1}]}
 SELECTED = {
     "model": ({"model": W, "optimizer": OPTIMIZER, "step": 1}, W),
     "state-dict": ({"state_dict": W, "optimizer_0": OPTIMIZER}, W),
@@ -191,7 +191,7 @@ SELECTED = {
     "nested": ({"model": {"layers": [W, W], "head": W}}, {
         f"{prefix}.{name}": tensor for prefix in ("layers.0", "layers.1", "head") for name, tensor in W.items()
     }),
-    "hugging-face": (numbered("model.a.weight", "lm_head.weight"), numbered("model.a.weight", "lm_head.weight")),
+    "hugging-face": (numbered_tensors("model.a.weight", "lm_head.weight"), numbered_tensors("model.a.weight", "lm_head.weight")),
 }  # fmt: skip
 
 
@@ -204,25 +204,25 @@ def test_the_model_is_found_in_the_state_of_a_run(ckptfs, tmp_path, kind):
 
 def test_several_dictionaries_are_refused_with_their_keys(ckptfs, tmp_path):
     path = tmp_path / "step-1"
-    save_whole(path, {"actor": W, "critic": numbered("v.weight"), "optimizer": OPTIMIZER})
-    check_refused(ckptfs, path, "which of its dictionaries is the model", "`actor`", "`critic`", "--root actor")
+    save_whole(path, {"actor": W, "critic": numbered_tensors("v.weight"), "optimizer": OPTIMIZER})
+    check_refused(ckptfs, path, "it is unclear which of its dictionaries is the model", "`actor`", "`critic`", "--root actor")
     with package.mount(tmp_path) as mount:
         assert "model.safetensors" not in os.listdir(mount / "step-1")
     with package.mount(path, root="critic") as mount:
-        check_same(load_file(mount / "model.safetensors"), numbered("v.weight"))
+        check_same(load_file(mount / "model.safetensors"), numbered_tensors("v.weight"))
     out = ckptfs.export(path, tmp_path / "out.safetensors", "--root", "actor")
     check_tensors(out, W)
-    check_same(load_file(path, root="critic"), numbered("v.weight"))
+    check_same(load_file(path, root="critic"), numbered_tensors("v.weight"))
     check_refused(ckptfs, path, "no tensors under `nothing`", "`actor`", options=("--root", "nothing"))
 
 
 def test_a_folder_of_training_state_alone_shows_no_virtual_file(ckptfs, tmp_path):
     path = tmp_path / "optimizer_0"
     save_whole(path, {"optimizer": OPTIMIZER})
-    check_refused(ckptfs, path, "it holds the state of training (`optimizer`), and no model", "--root optimizer")
+    check_refused(ckptfs, path, "it holds training state (`optimizer`) and no model", "--root optimizer")
     (listing,) = ckptfs("ls", "--json", path).json()
     assert {entry["kind"] for entry in listing["entries"]} == {"file"}
-    assert "the state of training" in str(listing)
+    assert "it holds training state" in str(listing)
     with package.mount(tmp_path) as mount:
         assert sorted(os.listdir(mount / "optimizer_0")) == [".metadata", "__0_0.distcp"]
 
@@ -234,7 +234,7 @@ def test_a_real_file_wins(tmp_path):
         assert (mount / "step-1/model.safetensors").read_bytes() == b"real"
 
 
-def test_ls_says_what_it_is_made_of(ckptfs, saved_by_ranks):
+def test_ls_says_what_a_virtual_file_is_joined_from(ckptfs, saved_by_ranks):
     listed = ckptfs("ls", saved_by_ranks / "dcp-4-plain").stdout
     assert "joined from torch.distributed.checkpoint: 4 ranks" in listed
     assert "shown: `model`; not shown, choose with --root: `list`, `optimizer`" in listed
@@ -273,14 +273,14 @@ def test_a_missing_file_of_a_rank_is_named(ckptfs, saved):
 def test_a_truncated_file_is_named(ckptfs, saved, size):
     path = saved / "__1_0.distcp"
     os.truncate(path, size if size >= 0 else path.stat().st_size - 1)
-    check_refused(ckptfs, saved, "__1_0.distcp ends before its piece", f"fetch {path} again", tensor=None)
+    check_refused(ckptfs, saved, "its piece reaches past the end of __1_0.distcp", f"fetch {path} again", tensor=None)
 
 
 @pytest.mark.parametrize("other", ["rows", "type"])
 def test_a_file_of_another_save_is_refused(ckptfs, saved, tmp_path, other):
     save_by_rows(tmp_path / "other", **({"at": 3} if other == "rows" else {"rows": FULL.int()}))
     shutil.copy(tmp_path / "other/__1_0.distcp", saved / "__1_0.distcp")
-    what = {"rows": "ends before its piece", "type": "its values have another type"}[other]
+    what = {"rows": "reaches past the end of", "type": "its values have another type"}[other]
     check_refused(ckptfs, saved, "tensor `a`", "__1_0.distcp", what)
     shutil.copy(tmp_path / "other/__0_0.distcp", saved / "__1_0.distcp")
     check_refused(ckptfs, saved, "tensor `a`", "its piece in __1_0.distcp is not", "files of two saves")
@@ -314,7 +314,7 @@ def test_a_missing_last_table_is_a_hole(ckptfs, saved_by_ranks, tmp_path):
 
 
 def test_replicas_in_tables_of_ranks_are_found_soon(ckptfs, saved):
-    """Comparing each piece with each other takes some twenty seconds."""
+    """Comparing every pair of pieces would take twenty seconds."""
     table = pickle.loads((saved / ".metadata").read_bytes())
     (saved / ".metadata").unlink()
     place = table.storage_data[MetadataIndex("a", (0, 0))]
@@ -362,8 +362,8 @@ def resize(size):
     return change
 
 
-def place(**fields):
-    """Changes where the second piece of `a` is said to lie."""
+def change_place(**fields):
+    """Changes the recorded place of the second piece of `a`."""
 
     def change(table):
         index = MetadataIndex("a", chunks_of(table)[1].offsets)
@@ -379,35 +379,35 @@ def set_key(key, value):
     return change
 
 
-# What is changed in the table, and what is said of it.
-TABLES = {
+# Changes of the table, each with words of the message about it.
+TABLE_FAULTS = {
     "hole": (remove_a_chunk, "tensor `a`: pieces are missing: those found hold 8 of 24 values"),
     "overlap": (move_a_chunk, "tensor `a`: two pieces hold the same values: those at [0, 0] and [1, 0]"),
     "out-of-bounds": (lambda table: move_a_chunk(table, (3, 0)), "tensor `a`: the piece at [3, 0] with shape [4, 4] reaches past"),
     "other-axes": (lambda table: move_a_chunk(table, (2,), (4,)), "tensor `a`"),
     "far-out": (lambda table: move_a_chunk(table, (2**62, 0)), "reaches past its shape"),
     "huge-piece": (lambda table: move_a_chunk(table, (2, 0), (2**62, 4)), "it has another shape"),
-    "larger-than-all": (resize((2**62, 4)), "has a shape whose size overflows"),
+    "larger-than-all": (resize((2**62, 4)), "the size of its shape overflows"),
     "larger": (resize((2**40, 4)), "tensor `a`: pieces are missing"),
     "smaller": (resize((5, 4)), "reaches past its shape [5, 4]"),
-    "negative": (lambda table: move_a_chunk(table, (-1, 0)), "a chunk has no place"),
-    "a-chunk-twice": (repeat_a_chunk, "tensor `a`: the table does not say where its piece at [2, 0] lies"),
-    "no-place": (drop_a_place, "tensor `a`: the table does not say where its piece at [2, 0] lies"),
-    "no-places": (set_key("storage_data", None), ".metadata is not a table", "it has no storage_data"),
+    "negative": (lambda table: move_a_chunk(table, (-1, 0)), "a chunk has no valid offsets and sizes"),
+    "a-chunk-twice": (repeat_a_chunk, "tensor `a`: .metadata does not say where its piece at [2, 0] is"),
+    "no-place": (drop_a_place, "tensor `a`: .metadata does not say where its piece at [2, 0] is"),
+    "no-places": (set_key("storage_data", None), ".metadata is not as torch.distributed.checkpoint writes it", "it has no storage_data"),
     "no-tensors": (set_key("state_dict_metadata", {}), "it holds no tensors"),
-    "zstd": (place(transform_descriptors=["stream.zstd/1"]), "its pieces are stored as stream.zstd/1", "without extensions"),
-    "past-the-end": (place(offset=2**62), "__1_0.distcp ends before its piece"),
-    "past-all-ends": (place(offset=2**63 - 1, length=2**63 - 1), "__1_0.distcp ends before its piece"),
-    "too-short": (place(length=100), "its piece in __1_0.distcp is not readable"),
-    "empty-place": (place(length=0), "its piece in __1_0.distcp is not"),
-    "inside-another": (place(offset=64, length=300), "its piece in __1_0.distcp is not"),
-    "huge-length": (place(length=2**62), "__1_0.distcp ends before its piece"),
+    "zstd": (change_place(transform_descriptors=["stream.zstd/1"]), "its pieces are stored as stream.zstd/1", "without extensions"),
+    "past-the-end": (change_place(offset=2**62), "its piece reaches past the end of __1_0.distcp"),
+    "past-all-ends": (change_place(offset=2**63 - 1, length=2**63 - 1), "its piece reaches past the end of __1_0.distcp"),
+    "too-short": (change_place(length=100), "its piece in __1_0.distcp is not readable"),
+    "empty-place": (change_place(length=0), "its piece in __1_0.distcp is not"),
+    "inside-another": (change_place(offset=64, length=300), "its piece in __1_0.distcp is not"),
+    "huge-length": (change_place(length=2**62), "its piece reaches past the end of __1_0.distcp"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", TABLES)
-def test_a_table_that_does_not_hold_is_refused(ckptfs, saved, kind):
-    change, *words = TABLES[kind]
+@pytest.mark.parametrize("kind", TABLE_FAULTS)
+def test_an_inconsistent_table_is_refused(ckptfs, saved, kind):
+    change, *words = TABLE_FAULTS[kind]
     edit_table(saved, change)
     check_refused(ckptfs, saved, *words)
 
@@ -420,7 +420,7 @@ def test_a_file_outside_of_the_folder_is_not_read(ckptfs, saved, tmp_path, where
     if name is None:
         (saved / "__1_0.distcp").symlink_to(outside)
     else:
-        edit_table(saved, place(relative_path=name))
+        edit_table(saved, change_place(relative_path=name))
     for words in (["inspect", saved], ["export", saved, tmp_path / "out.safetensors"]):
         outcome = ckptfs(*words, bounded=True)
         assert outcome.code in (FAILED, REFUSED), outcome
@@ -441,7 +441,7 @@ def test_tensors_of_one_name_are_refused(ckptfs, tmp_path):
     table = (path / ".metadata").read_bytes()
     assert table.count(b"xb") == 1
     (path / ".metadata").write_bytes(table.replace(b"xb", b"xa"))
-    check_refused(ckptfs, path, ".metadata is not a table", "twice")
+    check_refused(ckptfs, path, ".metadata is not as torch.distributed.checkpoint writes it", "twice")
 
 
 def test_absurd_tables_are_refused_in_bounded_time_and_memory(ckptfs, saved):
@@ -510,13 +510,13 @@ def test_nothing_of_a_table_is_executed(ckptfs, saved, tmp_path, where):
     check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
     assert ckptfs("inspect", saved).code == DONE and ckptfs("verify", saved).code == DONE
     assert not marker.exists()
-    # The result of the call is no table that torch goes on with, but the call was made.
+    # torch cannot go on with the result of the call, but makes the call.
     with contextlib.suppress(CheckpointException), warnings.catch_warnings(action="ignore"):
         dcp.load({"a": torch.zeros(6, 4)}, checkpoint_id=saved, no_dist=True)
     assert marker.exists()
 
 
-def test_what_has_to_be_called_for_a_type_is_refused(ckptfs, saved, tmp_path):
+def test_a_call_in_the_place_of_a_size_is_refused(ckptfs, saved, tmp_path):
     marker = tmp_path / "markers/marker"
     marker.parent.mkdir()
 
@@ -524,7 +524,7 @@ def test_what_has_to_be_called_for_a_type_is_refused(ckptfs, saved, tmp_path):
         table.state_dict_metadata["a"].size = Touch(marker)
 
     edit_table(saved, change)
-    check_refused(ckptfs, saved, ".metadata is not a table", "a tensor has no size")
+    check_refused(ckptfs, saved, ".metadata is not as torch.distributed.checkpoint writes it", "a tensor has no size")
     assert not marker.exists()
     pickle.loads((saved / ".metadata").read_bytes())
     assert marker.exists()
@@ -561,13 +561,13 @@ def test_tables_of_older_versions_are_read(ckptfs, tmp_path, saved):
     check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
     new, old = b"torch.distributed.checkpoint.metadata", b"torch.distributed._shard.sharded_tensor.metadata"
     older = pickle.loads(table)
-    (saved / ".metadata").write_bytes(renamed(older, {"TensorProperties": old.decode(), "_MEM_FORMAT_ENCODING": old.decode()}))
+    (saved / ".metadata").write_bytes(dump_renamed(older, {"TensorProperties": old.decode(), "_MEM_FORMAT_ENCODING": old.decode()}))
     assert old in (saved / ".metadata").read_bytes() and new in (saved / ".metadata").read_bytes()
     check_doors(ckptfs, saved, {"a": FULL, "b": torch.arange(5)}, tmp_path / "out.safetensors")
 
 
-def renamed(table, modules):
-    """Pickles a table with some classes under the names of other modules, and with properties of five fields."""
+def dump_renamed(table, modules):
+    """Pickles a table with some classes in other modules, and with properties of five fields."""
     class Old(pickle._Pickler):
         def save_global(self, obj, name=None):
             module = modules.get(getattr(obj, "__name__", ""))
@@ -591,14 +591,14 @@ def renamed(table, modules):
     return out.getvalue()
 
 
-def test_files_in_other_names_are_read_where_the_table_says(tmp_path, saved):
+def test_files_of_other_names_are_found_by_the_table(tmp_path, saved):
     """Megatron puts the name of a group in front."""
     (saved / "__1_0.distcp").rename(saved / "default__1_0.distcp")
-    edit_table(saved, place(relative_path="default__1_0.distcp"))
+    edit_table(saved, change_place(relative_path="default__1_0.distcp"))
     check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
     (saved / "deeper").mkdir()
     (saved / "default__1_0.distcp").rename(saved / "deeper/1.distcp")
-    edit_table(saved, place(relative_path="deeper/1.distcp"))
+    edit_table(saved, change_place(relative_path="deeper/1.distcp"))
     check_same(load_file(saved), {"a": FULL, "b": torch.arange(5)})
 
 
@@ -617,7 +617,7 @@ print(ckptfs.torch.load_file(sys.argv[1])["a"].sum().item())
 
 
 def test_a_thousand_ranks_need_as_many_open_files(ckptfs, tmp_path):
-    """The program raises its own limit. A Python process is told to."""
+    """The command raises its own limit. A Python process gets an error that says how to."""
     path = tmp_path / "step-1"
     rows = torch.arange(3000.0).reshape(1500, 2)
     ranks = [[("a", ((n, 0), (1, 2)))] for n in range(1500)]
@@ -640,14 +640,14 @@ def test_steps_that_come_and_go_are_whole_or_not_there(tmp_path):
     runs.mkdir()
     saver = subprocess.Popen([sys.executable, COMMON / "saving_loop.py", runs], stdin=subprocess.PIPE)
     new = {"mount": 0, "folder": 0}
-    over = dict(new)
+    replaced = dict(new)
     ways = {"mount": read_whole, "folder": lambda path: load_file(path, backend="pread")}
     try:
         with package.mount(runs) as mount:
             roots = {"mount": mount, "folder": runs}
             end = time.monotonic() + PATIENCE
-            while min(new.values()) < 10 or min(over.values()) < 5:
-                assert time.monotonic() < end and saver.poll() is None, (new, over)
+            while min(new.values()) < 10 or min(replaced.values()) < 5:
+                assert time.monotonic() < end and saver.poll() is None, (new, replaced)
                 for way, step in itertools.product(ways, os.listdir(mount)):
                     try:
                         state = ways[way](roots[way] / step)
@@ -657,7 +657,7 @@ def test_steps_that_come_and_go_are_whole_or_not_there(tmp_path):
                     assert len(numbers) == 1, f"{way} {step} is a mixture: {numbers}"
                     assert sorted(state) == ["columns", "rows", "scalar"]
                     if step == "same":
-                        over[way] += 1
+                        replaced[way] += 1
                     else:
                         assert {step} == {f"step-{number:.0f}" for number in numbers}
                         new[way] += 1

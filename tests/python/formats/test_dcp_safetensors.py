@@ -1,5 +1,5 @@
-"""Safetensors files that each rank wrote through torch.distributed.checkpoint are joined, bit for bit. The joined file takes
-their place, and what is plainly not whole is refused."""
+"""Per-rank safetensors files of torch.distributed.checkpoint are joined, bit for bit. The joined file takes their
+place, and folders that are clearly incomplete are refused."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def mounted(saved_by_ranks):
 
 
 @pytest.mark.parametrize("name", BY_RANKS_AS_SAFETENSORS)
-def test_the_joined_file_takes_the_place_of_the_ranks_files(ckptfs, saved_by_ranks, mounted, tmp_path, name):
+def test_the_joined_file_hides_the_files_of_the_ranks(ckptfs, saved_by_ranks, mounted, tmp_path, name):
     out = ckptfs.export(saved_by_ranks / name, tmp_path / "out.safetensors")
     expected = torch.load(f"{saved_by_ranks / name}.expected")
     assert os.listdir(mounted / name) == ["model.safetensors"]
@@ -72,7 +72,7 @@ def test_training_resumes_through_a_mount(saved_by_ranks, show):
     check_same(state, expected)
 
 
-def test_the_number_of_ranks_is_said_to_be_unknown(ckptfs, saved_by_ranks):
+def test_a_note_says_that_the_number_of_ranks_is_not_recorded(ckptfs, saved_by_ranks):
     for ranks, said in ((1, "1 rank found"), (4, "4 ranks found")):
         folder = saved_by_ranks / f"hf-{ranks}-parts"
         for command in ("inspect", "ls"):
@@ -87,23 +87,23 @@ def random_case(folder, seed):
     """A file has a tensor's name once, so a rank has one box of each."""
     rng = random.Random(seed)
     ranks, parts = rng.randint(1, 5), rng.choice((None, 1, 2))
-    tensors, hands = {}, [[] for _ in range(ranks)]
+    tensors, by_rank = {}, [[] for _ in range(ranks)]
     for n in range(rng.randint(1, 4)):
         shape = [rng.choice((0, 1, 2, 3, 4, 5, 6, 7)) for _ in range(rng.randint(0, 4))]
         name = f"t{n}.{'x' * rng.randint(0, 30)}"
         tensors[name] = any_tensor(rng, shape, rng.choice(DTYPES))
         boxes = any_boxes(rng, shape, rng.randint(0, ranks - 1))
-        for hand, box in zip(rng.sample(hands, len(boxes)), boxes, strict=True):
-            hand.append((name, box))
+        for own, box in zip(rng.sample(by_rank, len(boxes)), boxes, strict=True):
+            own.append((name, box))
     # A rank without any item writes no file.
-    hands = [hand for hand in hands if hand]
+    by_rank = [own for own in by_rank if own]
     index = {name: rng.randint(1, parts) for name in tensors} if parts else None
     if index:
         index[min(tensors)] = 1
         index[max(tensors)] = max(index.values())
         index = {name: sorted(set(index.values())).index(part) + 1 for name, part in index.items()}
     writer = HuggingFaceStorageWriter(str(folder), index, save_distributed=True)
-    save_pieces(writer, tensors, hands)
+    save_pieces(writer, tensors, by_rank)
     return tensors
 
 
@@ -180,7 +180,7 @@ def test_a_missing_part_of_the_model_is_named(ckptfs, saved):
     check_refused(ckptfs, saved, "the file of a rank is missing", "-model-00002-of-00002.safetensors")
 
 
-def test_a_missing_last_rank_is_only_told(ckptfs, saved, tmp_path):
+def test_a_missing_last_rank_is_only_noted(ckptfs, saved, tmp_path):
     for part in (1, 2):
         (saved / shard(3, part)).unlink()
     check_doors(ckptfs, saved, {"a": FULL[:4], "b": torch.arange(5)}, tmp_path / "out.safetensors")
@@ -189,28 +189,28 @@ def test_a_missing_last_rank_is_only_told(ckptfs, saved, tmp_path):
 
 def test_files_of_two_numberings_are_refused(ckptfs, saved):
     shutil.copy(saved / shard(1), saved / shard(1, 3, 3))
-    check_refused(ckptfs, saved, "files of two saves lie in this folder", shard(1, 3, 3), "move the files of the other save")
+    check_refused(ckptfs, saved, "files of two saves lie in this folder", shard(1, 3, 3), "move the files of one of the saves")
 
 
 def test_a_file_that_does_not_place_its_pieces_is_refused(ckptfs, saved):
     save_file({"a": FULL[2:4]}, saved / shard(2), metadata={"format": "pt"})
-    check_refused(ckptfs, saved, shard(2), "it does not say where its pieces lie")
+    check_refused(ckptfs, saved, shard(2), "does not say where its pieces lie")
 
 
-# What a rank's file says of the place of `a`, and what is said of that.
+# The metadata of a rank's file about the place of `a`, and words of the message about it.
 PLACES = {
     "overlap": ({"a": {"saved_offsets": [1, 0]}}, "tensor `a`: two pieces hold the same values"),
     "hole": ({"a": {"saved_offsets": [20, 0]}}, "tensor `a`: pieces are missing"),
     "twice": ({"a": {"saved_offsets": [0, 0]}}, "tensor `a`: two pieces hold the same values"),
     "far-out": ({"a": {"saved_offsets": [2**62, 0]}}, "tensor `a`"),
     "past-all": ({"a": {"saved_offsets": [2**64 - 1, 0]}}, "tensor `a`"),
-    "beyond-numbers": ({"a": {"saved_offsets": [2**70, 0]}}, "it does not say where its pieces lie"),
-    "negative": ({"a": {"saved_offsets": [-1, 0]}}, "it does not say where its pieces lie"),
-    "fraction": ({"a": {"saved_offsets": [2.5, 0]}}, "it does not say where its pieces lie"),
-    "another-rank": ({"a": {"saved_offsets": [2]}}, "tensor `a`", "its place is not stated"),
-    "another-name": ({"b": {"saved_offsets": [2, 0]}}, "tensor `a`", "its place is not stated"),
-    "another-form": ({"a": [2, 0]}, "it does not say where its pieces lie"),
-    "nothing": ({}, "tensor `a`", "its place is not stated"),
+    "beyond-numbers": ({"a": {"saved_offsets": [2**70, 0]}}, "does not say where its pieces lie"),
+    "negative": ({"a": {"saved_offsets": [-1, 0]}}, "does not say where its pieces lie"),
+    "fraction": ({"a": {"saved_offsets": [2.5, 0]}}, "does not say where its pieces lie"),
+    "another-rank": ({"a": {"saved_offsets": [2]}}, "tensor `a`", "DCP_SHARDING_INFO lacks its offsets"),
+    "another-name": ({"b": {"saved_offsets": [2, 0]}}, "tensor `a`", "DCP_SHARDING_INFO lacks its offsets"),
+    "another-form": ({"a": [2, 0]}, "does not say where its pieces lie"),
+    "nothing": ({}, "tensor `a`", "DCP_SHARDING_INFO lacks its offsets"),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Checkpoints of DeepSpeed's ZeRO are shown as the model's whole 32-bit weights, and so are universal ones. Buffers and
-frozen parameters keep their own types. What the files show to be wrong, or is not joined, is refused by name."""
+frozen parameters keep their own types. Faults that the files show, and formats that are not joined, are refused by
+name."""
 
 import json
 import shutil
@@ -42,8 +43,8 @@ def trained(tmp_path_factory):
 
 
 def expected_of(trained, run):
-    """What the model itself has. DeepSpeed misreads its own weights with round_robin_gradients: what it joins is then
-    that of which the model's values are rounded."""
+    """The tensors of the model itself. With round_robin_gradients DeepSpeed misreads its own weights. The expected ones
+    are then those that it joins, which must round to the model's values."""
     if "round-robin" not in run:
         return zero.load(trained / run / "expected.pt")
     joined = zero.load(trained / run / "zero_to_fp32.pt")
@@ -66,7 +67,7 @@ def test_a_trained_model_is_joined(ckptfs, mounts, trained, tmp_path, run):
 @needs_deepspeed
 @pytest.mark.parametrize("run", [run for run in ALL_RUNS if "gradients32" not in run])
 def test_weights_equal_those_that_deepspeed_joins(trained, run):
-    """Its program makes buffers 32 bits wide, and forgets what no optimizer has at stage 1."""
+    """`zero_to_fp32` makes buffers 32 bits wide. At stage 1 it forgets tensors that no optimizer has."""
     ours, joined = load_file(trained / run / "global_step2"), zero.load(trained / run / "zero_to_fp32.pt")
     for name, value in joined.items():
         same(ours[name].to(value.dtype), value)
@@ -75,7 +76,7 @@ def test_weights_equal_those_that_deepspeed_joins(trained, run):
 
 
 @needs_deepspeed
-def test_runs_are_what_they_are_meant_to_be(trained):
+def test_runs_cover_the_layouts_that_they_are_for(trained):
     """Several sub-groups, padded parameters, an optimizer without a stage, and tensors of several types."""
     layout = lambda run: json.loads((trained / run / "layout.json").read_text())
     assert layout("4/aligned")["padding"] > 0
@@ -207,7 +208,7 @@ def test_missing_files_of_the_model_are_named(ckptfs, folder):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_no_file_of_the_model_at_all_is_named(ckptfs, folder, stage):
+def test_a_missing_model_is_named(ckptfs, folder, stage):
     run = Run(5, stage, world=2)
     run.write(folder)
     for path in folder.glob("*model_states.pt"):
@@ -236,7 +237,7 @@ def test_optimizers_of_runs_of_other_sizes_are_refused(ckptfs, folder, stage):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_file_too_many_of_an_optimizer_is_refused(ckptfs, folder, stage):
+def test_a_surplus_file_of_an_optimizer_is_refused(ckptfs, folder, stage):
     run = Run(5, stage, world=2)
     run.write(folder)
     shutil.copy(folder / run.optim_name(1), folder / run.optim_name(2))
@@ -321,7 +322,7 @@ def test_a_damaged_universal_checkpoint_is_refused_by_name(ckptfs, folder, fault
     check_refused(ckptfs, folder, "model_states.pt" if fault == "no-model" else f"zero/{name}/fp32.pt")
 
 
-def test_a_folder_of_another_kind_called_zero_is_none(ckptfs, tmp_path):
+def test_another_folder_called_zero_is_no_checkpoint(ckptfs, tmp_path):
     folder = tmp_path / "model"
     (folder / "zero/notes").mkdir(parents=True)
     torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
@@ -329,7 +330,7 @@ def test_a_folder_of_another_kind_called_zero_is_none(ckptfs, tmp_path):
 
 
 def test_a_universal_checkpoint_of_more_parameters_than_open_files(ckptfs, tmp_path):
-    """The program raises the limit as far as it may."""
+    """The command raises the limit of open files as far as it may."""
     run = Run(6, stage=2)
     run.groups = [{f"p{n}": torch.full((2,), float(n)) for n in range(600)}]
     run.shared = {}

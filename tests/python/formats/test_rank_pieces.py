@@ -1,5 +1,5 @@
-"""One torch.save a rank is joined to whole tensors: DTensors of FSDP2 and tensor parallelism, as verl saves them, and
-ShardedTensors of FSDP1. What the files show to be wrong is refused by name."""
+"""Files of one torch.save per rank are joined to whole tensors: DTensors of FSDP2 and tensor parallelism, as verl saves
+them, and ShardedTensors of FSDP1. Faults that the files show are refused by name."""
 
 import contextlib
 import random
@@ -20,7 +20,7 @@ from doors import check_every_door
 from program import COMMON, REFUSED, USAGE
 from rank_pieces import MODULES_OF_2_4, as_rank, file_name, rewrite_pickle, write_ranks
 
-# Processes that train a model start in seconds, and share the processors.
+# Seconds. The processes that train a model start in a few, and share the CPUs.
 PATIENCE = 240
 
 FULL = torch.arange(70.0).view(10, 7)
@@ -46,7 +46,7 @@ def test_a_trained_model_is_joined(ckptfs, mounts, trained, tmp_path, run):
     folder = trained / run
     name = "pytorch_model_fsdp_0.safetensors" if run.startswith("fsdp1") else "model.safetensors"
     report = check_every_door(ckptfs, mounts, folder, expected_of(folder), tmp_path / "out.safetensors", name)
-    assert f"joined from files by rank of torch: {run[-1]} ranks" in report["notes"]
+    assert f"joined from per-rank files of torch: {run[-1]} ranks" in report["notes"]
 
 
 def test_local_state_dicts_are_refused_by_name(ckptfs, trained):
@@ -130,7 +130,7 @@ def test_older_spellings_of_the_mesh_are_read(ckptfs, tmp_path, version, mesh_sh
 
 
 def test_a_rank_outside_the_mesh_has_no_part(ckptfs, tmp_path):
-    """A part of the model is on the first two of three ranks."""
+    """The mesh has the first two of three ranks."""
     from torch.distributed.device_mesh import DeviceMesh
 
     (tmp_path / "ranks").mkdir()
@@ -234,8 +234,8 @@ def test_files_of_whole_models_are_checkpoints_of_their_own(ckptfs, tmp_path):
     assert "rank_0.pt" in outcome.error and "rank_1.pt" in outcome.error
 
 
-def in_spec(**attributes):
-    """A change of a piece's spec."""
+def change_spec(**attributes):
+    """Changes attributes of a piece's spec."""
 
     def change(state, mesh, rank):
         for name, value in attributes.items():
@@ -244,12 +244,12 @@ def in_spec(**attributes):
     return change
 
 
-def at(**attributes):
-    """A change of the mesh's attributes."""
+def change_mesh(**attributes):
+    """Changes attributes of the mesh."""
     return lambda state, mesh, rank: mesh.__dict__.update(attributes)
 
 
-def layout(*shape):
+def change_layout(*shape):
     return lambda state, mesh, rank: rank_pieces.spell_mesh_as_2_9(mesh, shape)
 
 
@@ -260,19 +260,19 @@ def other_rows(state, mesh, rank):
 
 
 HOSTILE = {
-    "a-huge-mesh": (layout(1 << 40), ["`a`"]),
-    "a-mesh-that-overflows": (layout(*[1 << 40] * 2), ["`a`"]),
-    "a-mesh-with-many-axes": (layout(*[1] * 1000), ["`a`"]),
-    "a-mesh-without-ranks": (layout(0), ["`a`"]),
-    "a-place-out-of-range": (at(_coordinate_on_dim=(7,)), ["`a`"]),
-    "a-place-with-other-axes": (at(_coordinate_on_dim=(0, 0)), ["`a`"]),
-    "a-negative-place": (at(_coordinate_on_dim=(-1,)), ["`a`"]),
-    "a-huge-split-factor": (in_spec(placements=(_StridedShard(0, split_factor=2**62),)), ["`a`"]),
-    "no-placements": (in_spec(placements=()), ["`a`"]),
-    "an-axis-out-of-range": (in_spec(placements=(Shard(9),)), ["`a`"]),
+    "a-huge-mesh": (change_layout(1 << 40), ["`a`"]),
+    "a-mesh-that-overflows": (change_layout(*[1 << 40] * 2), ["`a`"]),
+    "a-mesh-with-many-axes": (change_layout(*[1] * 1000), ["`a`"]),
+    "a-mesh-without-ranks": (change_layout(0), ["`a`"]),
+    "a-place-out-of-range": (change_mesh(_coordinate_on_dim=(7,)), ["`a`"]),
+    "a-place-with-other-axes": (change_mesh(_coordinate_on_dim=(0, 0)), ["`a`"]),
+    "a-negative-place": (change_mesh(_coordinate_on_dim=(-1,)), ["`a`"]),
+    "a-huge-split-factor": (change_spec(placements=(_StridedShard(0, split_factor=2**62),)), ["`a`"]),
+    "no-placements": (change_spec(placements=()), ["`a`"]),
+    "an-axis-out-of-range": (change_spec(placements=(Shard(9),)), ["`a`"]),
     "another-local-shape": (other_rows, ["`a`", "shape is not that of this rank's part"]),
-    "a-partial-sum": (in_spec(placements=(Partial(),)), ["`a`", "partial sum"]),
-    "an-order-that-names-no-cut": (in_spec(shard_order=(ShardOrderEntry(0, (5,)),)), ["`a`"]),
+    "a-partial-sum": (change_spec(placements=(Partial(),)), ["`a`", "partial sum"]),
+    "an-order-that-names-no-cut": (change_spec(shard_order=(ShardOrderEntry(0, (5,)),)), ["`a`"]),
 }  # fmt: skip
 
 

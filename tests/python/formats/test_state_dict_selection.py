@@ -353,7 +353,7 @@ def test_the_notes_say_which_dictionary_was_chosen_and_why(saved, shows):
         ({"criterion": OTHERS, "optimizer": {"moments": A}}, False),
     ],
 )
-def test_an_obvious_choice_is_told_by_inspect_and_no_note_of_export(ckptfs, saved, shows, tmp_path, beside, is_obvious):
+def test_an_obvious_choice_is_noted_by_inspect_and_not_by_export(ckptfs, saved, shows, tmp_path, beside, is_obvious):
     path = saved({"state_dict": WEIGHTS, **beside})
     assert noted(shows(path, WEIGHTS), "shown: `state_dict`")
     for words in (["export", "--force", path, tmp_path / "out.safetensors"], ["verify", path]):

@@ -139,11 +139,11 @@ def folder_of(**files):
 STATES = {"module": WEIGHTS, "param_shapes": [{"a": torch.Size([4, 3])}], "ds_version": "0.19.8"}
 EMPTY_STATES = STATES | {"module": {"a": torch.empty(0)}}
 
-# Folders of training: what writes each, words that say what it is, and words of what to do about it.
+# Training folders: the writer of each, words of the message, and words of the remedy.
 FOLDERS = {
     "dcp-unfinished": (unfinished_dcp, "the save did not end: .metadata is missing", "another step"),
-    "dcp-of-an-optimizer": (dcp_of_an_optimizer, "the state of training (`optimizer`)", "--root optimizer"),
-    "dcp-of-two-models": (dcp_of_two_models, "which of its dictionaries is the model", "--root actor"),
+    "dcp-of-an-optimizer": (dcp_of_an_optimizer, "training state (`optimizer`)", "--root optimizer"),
+    "dcp-of-two-models": (dcp_of_two_models, "unclear which of its dictionaries is the model", "--root actor"),
     "dcp-safetensors": (
         dcp_safetensors_without_a_rank, "the file of a rank is missing", "fetch {path}/shard-00001-model-00001-of-00001"
     ),
@@ -286,7 +286,7 @@ def test_a_folder_of_rank_files_is_one_sharded_checkpoint(ckptfs, tmp_path, name
         write_sharded(tmp_path / file)
     outcome = ckptfs("inspect", tmp_path)
     # Their pieces do not say where they lie.
-    assert outcome.code == REFUSED and "not stated as torch does it" in outcome.stdout
+    assert outcome.code == REFUSED and "not stated as torch states it" in outcome.stdout
     (listing,) = ckptfs("ls", "--json", tmp_path).json()
     assert [refused["names"] for refused in listing["refused"]] == [names]
 

@@ -1,4 +1,4 @@
-"""Training folders are shown where loaders look for the weights: beside the config, also if that is another folder."""
+"""Training folders are shown where loaders look for weights: beside the config, even if it lies in another folder."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def write_shards_of_ranks(folder, tensors):
 
 
 def write_zero(folder, tensors, step=1):
-    """What DeepSpeed writes at stage 3, as far as it says where the weights are."""
+    """Writes the part of DeepSpeed's stage 3 that says where the weights are."""
     folder.mkdir(parents=True)
     flat = [[] for _ in range(RANKS)]
     for tensor in tensors.values():
@@ -74,7 +74,7 @@ def write_trainer(folder, tensors):
     torch.save({"state": {}}, folder / "optimizer.bin")
 
 
-# What writes a run, and where its weights are shown.
+# The writer of each run, and the folders in which its weights are shown.
 RUNS = {
     "trainer": (write_trainer, [".", "pytorch_model_fsdp_0"]),
     "deepspeed": (lambda run, tensors: write_run(run, 7, tensors), [".", "global_step7"]),
@@ -105,7 +105,7 @@ def test_the_weights_of_a_run_are_shown_beside_its_config(ckptfs, mounts, tmp_pa
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_weights_of_its_own_are_what_a_folder_shows(ckptfs, tmp_path, kind):
+def test_a_folder_with_weights_of_its_own_shows_those(ckptfs, tmp_path, kind):
     write, _ = RUNS[kind]
     write(tmp_path / "run", weights(1))
     folder = tmp_path / "run/huggingface" if kind == "verl" else tmp_path / "run"
@@ -115,10 +115,10 @@ def test_weights_of_its_own_are_what_a_folder_shows(ckptfs, tmp_path, kind):
     check_same(load_file(ckptfs.export(folder, tmp_path / "out.safetensors")), weights(2))
 
 
-def test_the_folder_of_a_config_alone_names_the_folder_of_its_weights(ckptfs, tmp_path):
+def test_a_folder_with_the_config_alone_names_the_folder_of_the_weights(ckptfs, tmp_path):
     write_verl(tmp_path / "actor", weights())
     refused = ckptfs("inspect", tmp_path / "actor/huggingface")
-    assert refused.code == REFUSED and "are in the folder above" in refused.stderr
+    assert refused.code == REFUSED and "per-rank files in the parent folder" in refused.stderr
     assert f"give that folder: {tmp_path / 'actor'}\n" in refused.stderr
     assert ckptfs("inspect", tmp_path / "actor").code == 0
 
@@ -154,7 +154,7 @@ def test_a_save_shows_when_it_is_complete(mounts, tmp_path):
     check_same(load_file(shown), weights())
 
 
-def test_shards_of_ranks_are_hidden_beside_what_they_are_joined_to(ckptfs, mounts, tmp_path):
+def test_shards_of_ranks_are_hidden_beside_the_joined_file(ckptfs, mounts, tmp_path):
     source = tmp_path / "model"
     write_shards_of_ranks(source, weights())
     shards = sorted(os.listdir(source))
@@ -181,7 +181,7 @@ def test_a_mount_refuses_another_number_of_ranks(mounts, tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_dcp, write_zero])
-def test_a_tensor_of_the_name_of_metadata_is_refused(ckptfs, tmp_path, write):
+def test_a_tensor_with_the_reserved_name_is_refused(ckptfs, tmp_path, write):
     write(tmp_path / "run", {"__metadata__": torch.ones(4)})
     refused = ckptfs("inspect", tmp_path / "run")
     assert refused.code == REFUSED and "the name that safetensors keeps for metadata" in refused.stderr
@@ -191,7 +191,7 @@ def test_a_piece_that_repeats_its_bytes_is_refused(ckptfs, tmp_path):
     write_dcp(tmp_path / "run", {"a": torch.ones(4, 4096)})
     data = tmp_path / "run/__0_0.distcp"
     size = data.stat().st_size
-    # A file of the same name that is larger than it seems.
+    # A tensor that is larger than its bytes in the file.
     with open(data, "wb") as file:
         torch.save(torch.ones(4, 1).expand(4, 4096), file)
         written = file.tell()

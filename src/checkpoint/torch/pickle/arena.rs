@@ -91,7 +91,7 @@ pub struct Arena {
     items: Vec<NodeId>,
     lists: Vec<Vec<NodeId>>,
     dicts: Vec<Vec<(NodeId, NodeId)>>,
-    /// The state that the pickle gives a value after it made it, by its number. [`NO_NODE`] if there are several.
+    /// The state that the pickle gives each value after it made it, by node number; [`NO_NODE`] if it gives several.
     states: HashMap<u32, NodeId>,
     /// Bytes of the items of lists and dictionaries.
     item_bytes: usize,

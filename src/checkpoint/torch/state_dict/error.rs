@@ -26,7 +26,7 @@ pub enum SelectError {
         class: String,
         /// The keys that lead to it.
         keys: Box<[String]>,
-        /// A class in the pickle that only the program that saved it defines: one of its `__main__`.
+        /// A class in the pickle that only the program that saved it defines: one of that program's `__main__`.
         script_class: Option<Box<str>>,
         /// The first key of a dictionary with tensors beside it.
         other: Option<Box<str>>,
@@ -62,10 +62,10 @@ pub enum SelectError {
     TooDeep,
 }
 
-/// What FSDP calls all parameters of a module in one, which has no names.
+/// The kind of a tensor in which FSDP joined all parameters of a module, without their names.
 pub const FLAT_PARAMETER: &str = "a flat parameter";
 
-/// What to do about a flat parameter, which has no names in it.
+/// What to do about a flat parameter.
 pub const FLAT_PARAMETER_REMEDY: &str =
     "in the program that wrote it, save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT";
 

@@ -35,7 +35,7 @@ pub struct Selection {
     pub rank_pieces: Vec<RankPieceEntry>,
     /// Entries that cannot be shown.
     pub refused: Vec<RefusedEntry>,
-    /// Choices beside which lies only training state, in words.
+    /// Choices that need no note, in words: only training state is left out.
     pub obvious_choices: Vec<String>,
     /// Other choices, and what was left out, in words.
     pub notes: Vec<String>,
@@ -46,7 +46,7 @@ pub struct Selection {
 pub struct RankPieceEntry {
     pub name: String,
     pub value: NodeId,
-    /// torch's class for it, or what it is.
+    /// torch's class for it, or [`FLAT_PARAMETER`].
     pub class: &'static str,
 }
 

@@ -1,7 +1,7 @@
-//! Reads folders of torch.distributed.checkpoint (DCP): a table, and files with the pieces of tensors.
+//! Reads folders of torch.distributed.checkpoint (DCP): a table (`.metadata`), and files with the pieces of tensors.
 //!
-//! `table` reads the table, of the whole or of each rank. `pieces` reads where the bytes of each piece lie. Here they
-//! are joined.
+//! `table` reads the table, one for the folder or one of each rank. `pieces` reads where the bytes of each piece lie.
+//! Here they are joined.
 
 mod pieces;
 mod table;
@@ -27,16 +27,16 @@ use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
 use table::{DcpTable, TableTensor};
 
-/// The table of a whole folder.
+/// The name of the table of a whole folder.
 const TABLE_NAME: &str = ".metadata";
 
-/// The ending of tables, which have the number of a rank before it if each rank wrote one.
+/// The ending of the names of tables: `__3.metadata` is that of rank 3, if each rank wrote one.
 const TABLE_ENDING: &str = ".metadata";
 
-/// How a table is called until the save ends.
+/// The ending of a table's name until the save ends.
 const UNFINISHED_ENDING: &str = ".metadata.tmp";
 
-/// Reads a folder of these names, of which some are its tables.
+/// Reads a folder with files of these names.
 pub fn read_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -47,7 +47,7 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = in_folder(&folder);
     let table_names = find_tables(names).map_err(error)?;
-    let mut table = DcpTable::of_tables(table_names.len());
+    let mut table = DcpTable::with_table_count(table_names.len());
     let mut index_files = Vec::with_capacity(table_names.len());
     for name in &table_names {
         index_files.push(read_table(root, directory, &folder, name, &mut table)?);
@@ -125,7 +125,7 @@ fn count_writers(names: &[String]) -> u64 {
     ranks.len().max(1) as u64
 }
 
-/// The names of the tables in a folder: that of the whole, or one of each rank.
+/// The names of the tables in a folder: one for the folder, or one of each rank.
 fn find_tables(names: &[String]) -> Result<Vec<String>, TrainingError> {
     if let Some(name) = names.iter().find(|name| name.ends_with(UNFINISHED_ENDING)) {
         return Err(TrainingError::BeingWritten { name: name.clone() });

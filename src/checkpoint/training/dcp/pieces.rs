@@ -19,7 +19,7 @@ const BATCH_LEN: usize = 64;
 /// records of a few hundred bytes before and after it.
 const EDGE_BYTES: u64 = 2048;
 
-/// A piece of a tensor, by their numbers.
+/// The index of a tensor, and that of a piece among its pieces.
 type PieceNumber = (usize, usize);
 
 /// The boxes of each tensor, from its pieces in the open files of a table.
@@ -69,15 +69,15 @@ fn read_piece(
     if piece.range.end > file.size() {
         return Err(TrainingError::ShortFile { tensor: tensor.name.clone(), name: name() }.into());
     }
-    let other =
-        |what| TrainingError::OtherPiece { tensor: tensor.name.clone(), name: name(), what };
+    let mismatch =
+        |what| TrainingError::PieceMismatch { tensor: tensor.name.clone(), name: name(), what };
     let archive = PieceArchive::read(file, piece.range.clone()).map_err(PieceError::Source)?;
     let contents =
         torch::read_zip(&archive, &ParseOptions::default()).map_err(|error| {
             match error.into_source() {
                 Ok(error) => PieceError::Source(error),
                 Err(TorchError::Zip(_)) if !archive.is_archive() => {
-                    other("no archive of torch begins there").into()
+                    mismatch("no torch archive begins there").into()
                 }
                 Err(error) => TrainingError::Piece {
                     tensor: tensor.name.clone(),
@@ -92,27 +92,27 @@ fn read_piece(
         return Err(TrainingError::Tensor { tensor: tensor.name.clone(), error }.into());
     }
     if !contents.unpacked.is_empty() {
-        return Err(other("it is compressed").into());
+        return Err(mismatch("it is compressed").into());
     }
     let Ok([found]) = <[_; 1]>::try_from(contents.tensors) else {
-        return Err(other("it is not a single tensor").into());
+        return Err(mismatch("it is not a single tensor").into());
     };
     if found.dtype != tensor.dtype {
-        return Err(other("its values have another type").into());
+        return Err(mismatch("its values have another type").into());
     }
     if found.torch_shape() != piece.counts {
-        return Err(other("it has another shape").into());
+        return Err(mismatch("it has another shape").into());
     }
-    // torch writes the values of such a tensor out. A small file must not become a virtual petabyte.
+    // torch writes out every value. A small file must not become a virtual petabyte.
     if found.bytes.has_repeats() {
-        return Err(other("it repeats its bytes").into());
+        return Err(mismatch("it repeats its bytes").into());
     }
     let mut bytes = found.bytes;
     bytes.embed(OriginId(piece.file), piece.range.start);
     Ok(bytes)
 }
 
-/// The bytes of a piece in its file. Its edges are in memory: all that is read of it but the tensor.
+/// The bytes of a piece in its file. Its edges are in memory: they have all that is read except the tensor.
 struct PieceArchive<'a> {
     file: &'a OpenFile,
     range: Range<u64>,

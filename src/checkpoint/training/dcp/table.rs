@@ -1,8 +1,8 @@
-//! The table of a folder of torch.distributed.checkpoint: which tensors there are, how they are cut, and where each
-//! piece lies.
+//! The table of a folder of torch.distributed.checkpoint (`.metadata`): which tensors there are, how they are cut, and
+//! where each piece lies.
 //!
-//! It is a pickle of dataclasses, of which only the stated attributes are read. Newer fields are left out, and fields
-//! that older versions lack are empty.
+//! It is a pickle of dataclasses. Only the attributes that are named here are read. Newer ones are ignored, and those
+//! that older versions lack count as empty.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -12,16 +12,16 @@ use crate::checkpoint::torch::pickle::{Arena, NodeId};
 use crate::checkpoint::torch::{as_count, as_counts, attribute, class_of, entry, torch_dtype};
 use crate::checkpoint::training_error::TrainingError;
 
-/// The class of a table, and Megatron's of its own.
+/// torch's class of a table, and Megatron's.
 const TABLE_CLASSES: [&str; 2] = ["Metadata", "MCoreMetadata"];
 
-/// The tables of a folder, joined: one, or one of each rank.
+/// The tables of a folder, joined: one for the folder, or one of each rank.
 #[derive(Debug, Default)]
 pub struct DcpTable {
     pub tensors: Vec<TableTensor>,
-    /// What is not a tensor, by name.
+    /// The names of entries that are not tensors.
     pub others: Vec<String>,
-    /// The names of the files that have the pieces, each once.
+    /// The names of the files that hold the pieces, each once.
     pub files: Vec<String>,
     file_numbers: HashMap<String, u32>,
     tensor_numbers: HashMap<String, usize>,
@@ -48,7 +48,7 @@ pub struct TableTensor {
 pub struct TablePiece {
     pub start: Shape,
     pub counts: Shape,
-    /// The number of its file in the table.
+    /// The index of its file in the list of file names.
     pub file: u32,
     pub range: Range<u64>,
 }
@@ -60,21 +60,21 @@ struct PieceLocation {
     transform: Option<String>,
 }
 
-/// Locations by the name of a tensor, each with the first steps of its piece.
+/// The locations of pieces, by the names of tensors and the first steps of the pieces.
 type LocationsByName<'a> = HashMap<&'a str, HashMap<Shape, PieceLocation>>;
 
 impl DcpTable {
-    /// An empty table, to which so many will be added.
-    pub fn of_tables(count: usize) -> DcpTable {
+    /// An empty table, to which this number of tables will be added.
+    pub fn with_table_count(count: usize) -> DcpTable {
         DcpTable { places: (count > 1).then(Vec::new), ..DcpTable::default() }
     }
 
     /// Adds the table in a file. Of pieces that several ranks name, the first is kept.
     pub fn add(&mut self, arena: &Arena, top: NodeId, file: &str) -> Result<(), TrainingError> {
-        let malformed = |what| TrainingError::Table { name: file.to_owned(), what };
+        let malformed = |what| TrainingError::MalformedTable { name: file.to_owned(), what };
         match class_of(arena, top) {
             Some((_, class)) if TABLE_CLASSES.contains(&class) => {}
-            _ => return Err(malformed("it is no Metadata")),
+            _ => return Err(malformed("its class is not Metadata")),
         }
         let locations = self.locations(arena, top).map_err(malformed)?;
         let keys = attribute(arena, top, "planner_data");
@@ -89,11 +89,12 @@ impl DcpTable {
         for &(name, entry) in entries {
             let name = arena.text(name).ok_or(malformed("a name is not text"))?;
             if !names.insert(name) {
-                return Err(malformed("a name is there twice"));
+                return Err(malformed("state_dict_metadata has a name twice"));
             }
             match class_of(arena, entry) {
                 Some((_, "TensorStorageMetadata")) => {
-                    let keys = keys.get(name).map(|&keys| texts(arena, keys)).unwrap_or_default();
+                    let keys =
+                        keys.get(name).map(|&keys| key_texts(arena, keys)).unwrap_or_default();
                     self.add_tensor(arena, entry, name, keys, locations.get(name), &malformed)?;
                 }
                 Some((_, "BytesStorageMetadata")) => self.others.push(name.to_owned()),
@@ -103,8 +104,8 @@ impl DcpTable {
         Ok(())
     }
 
-    /// The tensors of these numbers, and the names of the files that have their pieces. Pieces have the numbers of
-    /// those.
+    /// Takes the tensors of these indexes, and the names of the files that hold their pieces. The file of a piece is
+    /// then an index into these names.
     pub fn take_tensors(
         self,
         numbers: impl Iterator<Item = usize>,
@@ -162,8 +163,9 @@ impl DcpTable {
         let known = tensor.pieces.len();
         for &chunk in chunks {
             let counts = |what| attribute(arena, chunk, what).and_then(|n| as_counts(arena, n));
-            let (start, counts) =
-                counts("offsets").zip(counts("sizes")).ok_or(malformed("a chunk has no place"))?;
+            let (start, counts) = counts("offsets")
+                .zip(counts("sizes"))
+                .ok_or(malformed("a chunk has no valid offsets and sizes"))?;
             let (start, counts) = (Shape::from(start), Shape::from(counts));
             if counts.contains(&0) {
                 continue;
@@ -174,7 +176,7 @@ impl DcpTable {
                 continue;
             }
             let (start, counts) = place;
-            // A list with more chunks than there are places has one without.
+            // If there are more chunks than places, a chunk has no place.
             let unplaced =
                 || TrainingError::UnplacedPiece { tensor: name.to_owned(), start: start.to_vec() };
             let is_excess = tensor.pieces.len() - known == locations.map_or(0, HashMap::len);
@@ -196,7 +198,7 @@ impl DcpTable {
         Ok(())
     }
 
-    /// Where each piece lies, by the names of tensors and the first steps of pieces.
+    /// The locations of all pieces.
     fn locations<'a>(
         &mut self,
         arena: &'a Arena,
@@ -207,16 +209,17 @@ impl DcpTable {
         for &(index, info) in entries.ok_or("it has no storage_data")? {
             let text = |object, name| attribute(arena, object, name).and_then(|id| arena.text(id));
             let count = |name| attribute(arena, info, name).and_then(|id| as_count(arena, id));
-            let name = text(index, "fqn").ok_or("a place has no name")?;
-            // Bytes that are no tensor have no first steps.
+            let name = text(index, "fqn").ok_or("an entry of storage_data has no name")?;
+            // Entries that are not tensors have no first steps.
             let Some(start) = attribute(arena, index, "offset").and_then(|id| as_counts(arena, id))
             else {
                 continue;
             };
-            let file = text(info, "relative_path").ok_or("a place has no file")?;
-            let (offset, len) =
-                count("offset").zip(count("length")).ok_or("a place has no range")?;
-            let end = offset.checked_add(len).ok_or("a place has no range")?;
+            let file = text(info, "relative_path").ok_or("an entry of storage_data has no file")?;
+            let (offset, len) = count("offset")
+                .zip(count("length"))
+                .ok_or("an entry of storage_data has no range")?;
+            let end = offset.checked_add(len).ok_or("an entry of storage_data has no range")?;
             let file = match self.file_numbers.get(file) {
                 Some(&number) => number,
                 None => {
@@ -234,7 +237,7 @@ impl DcpTable {
             let location = PieceLocation { file, range: offset..end, transform };
             let pieces = locations.entry(name).or_default();
             if pieces.insert(start.into(), location).is_some() {
-                return Err("a piece is placed twice");
+                return Err("storage_data has a piece twice");
             }
         }
         Ok(locations)
@@ -251,8 +254,8 @@ fn dtype_of(arena: &Arena, tensor: NodeId) -> Option<NodeId> {
     }
 }
 
-/// The keys that lead to a name. Whole numbers are those of lists.
-fn texts(arena: &Arena, keys: NodeId) -> Vec<String> {
+/// The keys that lead to a name. Whole numbers are positions in lists.
+fn key_texts(arena: &Arena, keys: NodeId) -> Vec<String> {
     let keys = arena.items(keys).unwrap_or_default();
     let text = |&key: &NodeId| match arena.text(key) {
         Some(text) => text.to_owned(),

@@ -1,7 +1,7 @@
 //! Joins the 32-bit weights of a DeepSpeed run with ZeRO, at stages 1 to 3.
 //!
-//! The optimizer of each rank holds flat parts of all parameters. `states` reads the files; here each parameter is found
-//! in the flat parts. What the optimizer does not have, buffers and frozen parameters, keeps its own type.
+//! The optimizer of each rank holds flat parts of all parameters. `states` reads the files; here each parameter is
+//! found in the flat parts. What the optimizer does not have, buffers and frozen parameters, keeps its own type.
 
 mod states;
 mod universal;
@@ -38,13 +38,13 @@ struct ZeroFiles {
     optims: Vec<String>,
 }
 
-/// A file that was read.
-enum StatesOfFile {
+/// The contents of a file.
+enum RankStates {
     Model(ModelStates),
     Optim(OptimStates),
 }
 
-/// Reads a folder of these files.
+/// Reads a folder with files of these names.
 pub fn read_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -62,16 +62,16 @@ pub fn read_folder(
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
         let origin = OriginId(number as u32);
         let states = match number < models.len() {
-            true => ModelStates::read(file, origin, name).map(StatesOfFile::Model),
-            false => OptimStates::read(file, origin, name).map(StatesOfFile::Optim),
+            true => ModelStates::read(file, origin, name).map(RankStates::Model),
+            false => OptimStates::read(file, origin, name).map(RankStates::Optim),
         };
         states.map_err(|e| e.into_checkpoint_error(name, error))
     };
     let (mut model_states, mut optim_states) = (Vec::new(), Vec::new());
     for states in parallel_map(&all, MAX_READER_THREADS, read) {
         match states? {
-            StatesOfFile::Model(states) => model_states.push(states),
-            StatesOfFile::Optim(states) => optim_states.push(states),
+            RankStates::Model(states) => model_states.push(states),
+            RankStates::Optim(states) => optim_states.push(states),
         }
     }
     let run = ZeroRun::new(&model_states, &optim_states, &models, &optims).map_err(error)?;
@@ -141,7 +141,7 @@ impl ZeroFiles {
         Ok(ZeroFiles { models: of_kind(false)?, optims: of_kind(true)? })
     }
 
-    /// Fails if a kind of file is not there at all.
+    /// Fails if there is no file of one of the kinds.
     fn require_both(self) -> Result<ZeroFiles, TrainingError> {
         let name = "zero_pp_rank_0_mp_rank_00_optim_states.pt";
         match (self.models.is_empty(), self.optims.is_empty()) {
@@ -158,7 +158,7 @@ fn number_after(name: &str, word: &str) -> Option<u64> {
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// What all ranks saved.
+/// The states that all ranks saved.
 struct ZeroRun<'a> {
     stage: u64,
     /// The first rank's states, which have the names of all parameters.
@@ -239,10 +239,10 @@ impl<'a> ZeroRun<'a> {
         for tensor in &self.model.module {
             match found.remove(&*tensor.name) {
                 Some(tensor) => tensors.push(tensor),
-                // An alias of a parameter that is saved under another name only is whole in the module.
+                // An alias whose parameter is saved only under its other name: the module has it whole.
                 None if self.stage < 3 => tensors.push(tensor.clone()),
                 None => {
-                    return Err(TrainingError::States {
+                    return Err(TrainingError::MalformedStates {
                         name: self.first_optim.to_owned(),
                         what: "a parameter of the module is in no rank's part",
                     });
@@ -260,7 +260,8 @@ impl<'a> ZeroRun<'a> {
         &'b self,
         found: &mut HashMap<&'b str, Tensor>,
     ) -> Result<(), TrainingError> {
-        let mismatch = |what| TrainingError::States { name: self.first_optim.to_owned(), what };
+        let mismatch =
+            |what| TrainingError::MalformedStates { name: self.first_optim.to_owned(), what };
         let paddings = &self.optims[0].paddings;
         if self.optims.iter().any(|states| states.groups.len() != self.model.groups.len()) {
             return Err(mismatch("it has another number of groups than the model"));
@@ -269,7 +270,10 @@ impl<'a> ZeroRun<'a> {
             let padding = match paddings {
                 Some(paddings) => {
                     let padding = paddings.get(g).filter(|padding| padding.len() == shapes.len());
-                    Some(padding.ok_or(mismatch("its paddings do not belong to the model"))?)
+                    Some(
+                        padding
+                            .ok_or(mismatch("its paddings do not fit the groups of the model"))?,
+                    )
                 }
                 None => None,
             };
@@ -290,12 +294,13 @@ impl<'a> ZeroRun<'a> {
         Ok(())
     }
 
-    /// All groups of a rank are one vector. Each parameter has as many values of every rank, at the same place.
+    /// All groups of a rank are one vector. Every rank has equally many values of a parameter, at the same offset.
     fn join_stage_3<'b>(
         &'b self,
         found: &mut HashMap<&'b str, Tensor>,
     ) -> Result<(), TrainingError> {
-        let mismatch = |what| TrainingError::States { name: self.first_optim.to_owned(), what };
+        let mismatch =
+            |what| TrainingError::MalformedStates { name: self.first_optim.to_owned(), what };
         let mut vectors = Vec::with_capacity(self.optims.len());
         for states in self.optims {
             let parts = states.groups.iter().map(flat_run);
@@ -321,8 +326,8 @@ impl<'a> ZeroRun<'a> {
     }
 }
 
-/// Joins frozen parameters: whole in the first rank's file, or cut over the ranks at stage 3. `name` is the file to
-/// name if one is missing.
+/// Joins frozen parameters: whole in the first rank's file, or cut over the ranks at stage 3. `name` is the file that an
+/// error names.
 fn join_frozen<'b>(
     models: &'b [ModelStates],
     is_cut: bool,
@@ -332,7 +337,7 @@ fn join_frozen<'b>(
     let Some(model) = models.first() else { return Ok(()) };
     let module: HashMap<&str, &Tensor> =
         model.module.iter().map(|tensor| (&*tensor.name, tensor)).collect();
-    let missing = || TrainingError::States {
+    let missing = || TrainingError::MalformedStates {
         name: name.to_owned(),
         what: "a frozen parameter is in no rank's file",
     };
@@ -365,7 +370,7 @@ fn join_frozen<'b>(
     Ok(())
 }
 
-const NOT_FLAT: &str = "its weights are not 32-bit numbers that follow one another";
+const NOT_FLAT: &str = "its weights are not a contiguous vector of 32-bit numbers";
 const TOO_LARGE: &str = "its parameters are larger than any memory";
 
 fn value_count(shape: &[u64]) -> Option<u64> {
@@ -414,8 +419,8 @@ impl FlatVector {
         FlatVector { parts: numbered.collect() }
     }
 
-    /// Appends the boxes of a range of values, of which the first has this number in the tensor. Values past the end are
-    /// left out.
+    /// Appends the boxes of a range of the vector's values. `number` is the index of the first in the tensor. Values
+    /// past the end of the vector are left out.
     fn append_boxes(
         &self,
         values: std::ops::Range<u64>,

@@ -1,4 +1,4 @@
-//! Reads the files of a DeepSpeed folder: what a rank knows of the model, and its part of the 32-bit weights.
+//! Reads the files of a DeepSpeed folder: a rank's description of the model, and its part of the 32-bit weights.
 
 use std::collections::HashMap;
 
@@ -10,23 +10,23 @@ use crate::source::{OpenFile, ReadAt};
 
 use super::super::folder::RankFileError;
 
-/// Keys under which versions of DeepSpeed list layers whose experts are divided over ranks of their own.
+/// Keys, by version of DeepSpeed, that list layers whose experts are divided over ranks of their own.
 const EXPERT_LAYER_KEYS: [&str; 2] = ["autoep_layers", "ds_autoep_layers"];
 
-/// What a rank knows of the model: the names and shapes, and what is not in the optimizer.
+/// A rank's description of the model: names, shapes, and the tensors that the optimizer does not have.
 #[derive(Debug)]
 pub struct ModelStates {
     pub file: OpenFile,
     /// The tensors of the module in their order. At stage 3, parameters are empty.
     pub module: Vec<Tensor>,
     pub buffers: Vec<String>,
-    /// The parameters of each group of the optimizer, in the order in which they lie in it.
+    /// The parameters of each group of the optimizer, in the order of their values there.
     pub groups: Vec<Vec<(String, Shape)>>,
     /// Parameters that the optimizer does not have.
     pub frozen_shapes: Vec<(String, Shape)>,
-    /// Their values, or this rank's part of them.
+    /// The values of frozen parameters, or this rank's part of them.
     pub frozen: HashMap<String, Tensor>,
-    /// Names of one parameter: the other name, and that under which it is saved.
+    /// Tied parameters: an alias, and the name under which the parameter is saved.
     pub shared: Vec<(String, String)>,
     pub step: Option<u64>,
 }
@@ -45,7 +45,7 @@ pub struct OptimStates {
     pub paddings: Option<Vec<Vec<u64>>>,
 }
 
-/// The values of one file, with what is needed to say what is wrong with it.
+/// The values of one file, with its origin, and its name for errors.
 struct StatesFile<'a> {
     file: &'a dyn ReadAt,
     values: TorchValues<'a>,
@@ -63,7 +63,7 @@ impl<'a> StatesFile<'a> {
     }
 
     fn malformed(&self, what: &'static str) -> RankFileError {
-        RankFileError::Training(TrainingError::States { name: self.name.to_owned(), what })
+        RankFileError::Training(TrainingError::MalformedStates { name: self.name.to_owned(), what })
     }
 
     fn arena(&self) -> &Arena {
@@ -107,7 +107,7 @@ impl<'a> StatesFile<'a> {
         entries.iter().filter_map(|(key, value)| text(key).zip(text(value))).collect()
     }
 
-    /// The file may not have storages that had to be unpacked: their bytes are not in it.
+    /// Fails if storages had to be unpacked: their bytes are not in the file.
     fn finish(self) -> Result<(), RankFileError> {
         let name = self.name.to_owned();
         match self.values.storages.into_unpacked().is_empty() {
@@ -186,10 +186,10 @@ impl OptimStates {
             // The optimizer with 32-bit gradients of a model in bfloat16 does not record it, and is laid out as stage 1.
             None => Some(1),
         };
-        let stage = stage.ok_or_else(|| states.malformed("its zero_stage is no number"))?;
+        let stage = stage.ok_or_else(|| states.malformed("its zero_stage is not a number"))?;
         let count = states.get(optimizer, "partition_count");
         let count = count.and_then(|count| match states.arena().items(count) {
-            // Of each group. Those of experts may have fewer.
+            // One count for each group. Groups of experts may have fewer.
             Some(counts) => counts.iter().map(|&id| as_count(states.arena(), id)).max().flatten(),
             None => as_count(states.arena(), count),
         });
@@ -246,14 +246,14 @@ impl UniversalWeight {
     }
 }
 
-/// Where the state of the optimizer itself lies, at stages 1 and 2 and at stage 3.
+/// Keys of the state of the optimizer itself: at stages 1 and 2, and at stage 3.
 const OPTIMIZER_KEYS: [&str; 2] = ["base_optimizer_state", "optimizer_state_dict"];
 
 /// Maximum bytes of a tensor that counts steps: a single number.
 const MAX_STEP_BYTES: u64 = 8;
 
 impl StatesFile<'_> {
-    /// The steps of the first group. All ranks take them together.
+    /// The steps that were taken for the first group. All ranks take them together.
     fn optimizer_step(&mut self, optimizer: NodeId) -> Result<Option<Vec<u8>>, RankFileError> {
         let own = OPTIMIZER_KEYS.iter().find_map(|key| self.get(optimizer, key));
         let groups = own.and_then(|own| self.get(own, "state"));
@@ -264,7 +264,7 @@ impl StatesFile<'_> {
         if let Some(step) = as_count(self.arena(), step) {
             return Ok(Some(step.to_le_bytes().to_vec()));
         }
-        // What is no number is not compared: other optimizers may keep anything there.
+        // Other optimizers may keep anything there. Only numbers are compared.
         let Ok(tensor) = self.tensor("step", step) else { return Ok(None) };
         let TensorBytes::Run(run) = tensor.bytes else { return Ok(None) };
         if run.len > MAX_STEP_BYTES || run.origin != self.origin {

@@ -1,7 +1,7 @@
 //! Reads DeepSpeed's universal checkpoint: the whole 32-bit weights of each parameter in a file of its own.
 //!
 //! What the optimizer does not have, buffers and frozen parameters, is in the files of the model, in its own type.
-//! Without those files, all that the parameters' folder has is shown.
+//! Without those files, the files of the parameters are all that is shown.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ use super::super::folder::{MAX_READER_THREADS, check_no_root_key, folder_path, i
 use super::states::{ModelStates, UniversalWeight};
 use super::{ZeroFiles, insert, join_frozen, value_count};
 
-/// The file that a folder of stage 3 must have.
+/// The file of the model that a folder of stage 3 must have.
 const FIRST_MODEL_NAME: &str = "zero_pp_rank_0_mp_rank_00_model_states.pt";
 
-/// Reads a folder of these files: those of the model, and paths to those of the parameters.
+/// Reads a folder. `names` has those of the model's files, and the paths of the parameters' files.
 pub fn read_universal_folder(
     root: &Arc<Root>,
     directory: &Path,
@@ -52,7 +52,7 @@ pub fn read_universal_folder(
     };
     let read = parallel_map(&numbered, MAX_READER_THREADS, read);
     let states = read.into_iter().collect::<Result<Vec<ModelStates>, CheckpointError>>()?;
-    // There may be more of these files than a process may hold open.
+    // Each is closed again: there may be more of them than a process may hold open.
     let read = |&(number, path): &(usize, &&String)| {
         let file = match OpenFile::open_in_root(root, &directory.join(path)) {
             Err(SourceError::Missing { .. }) => {
@@ -133,7 +133,7 @@ fn join_weights(
             found.entry(alias).or_insert(Tensor { name: TensorName::from(&**alias), ..tensor });
         }
     }
-    // In the module of stage 3, parameters are empty. Of other stages, each tensor is whole.
+    // In the module, parameters are empty at stage 3. At other stages, each tensor is whole.
     for tensor in model.module.iter().filter(|_| !is_cut) {
         found.entry(&tensor.name).or_insert_with(|| tensor.clone());
     }
@@ -144,7 +144,7 @@ fn join_weights(
     let unnamed = by_name.values().filter(|weight| !shown.contains(&*weight.tensor.name));
     let unnamed: Vec<Tensor> = unnamed.map(|weight| weight.tensor.clone()).collect();
     if by_name.values().any(|weight| weight.is_flat) {
-        return Err(TrainingError::States {
+        return Err(TrainingError::MalformedStates {
             name: name.clone(),
             what: "it does not have the shape of a parameter",
         });
@@ -163,20 +163,21 @@ fn insert_weight<'a>(
     weight: UniversalWeight,
 ) -> Result<(), TrainingError> {
     let UniversalWeight { tensor, is_flat } = weight;
-    let malformed = |what| TrainingError::States { name: format!("zero/{name}/fp32.pt"), what };
+    let malformed =
+        |what| TrainingError::MalformedStates { name: format!("zero/{name}/fp32.pt"), what };
     if !is_flat {
-        // Its own shape: without the padding of a vocabulary, for example.
+        // Its own shape counts: it is without the padding of a vocabulary, for example.
         return match found.insert(name, tensor) {
             None => Ok(()),
             Some(_) => Err(TrainingError::DuplicateTensor { tensor: name.to_owned() }),
         };
     }
     let TensorBytes::Run(run) = tensor.bytes else {
-        return Err(malformed("its weights do not follow one another"));
+        return Err(malformed("its weights are not contiguous"));
     };
     let item_bytes = tensor.dtype.torch_item_bytes();
     let count = value_count(shape).filter(|count| count.checked_mul(item_bytes) == Some(run.len));
-    let count = count.ok_or(malformed("its weights are not those of the model's shape"))?;
+    let count = count.ok_or(malformed("its weights do not fill the shape in the model's file"))?;
     let boxes = boxes_of_values(shape, item_bytes, 0..count, run);
     insert(found, name, shape, tensor.dtype, boxes)
 }
