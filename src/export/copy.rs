@@ -93,10 +93,11 @@ fn copy_in_kernel(
     at: u64,
     len: u64,
 ) -> Result<Option<u64>, ExportError> {
+    let Some(descriptor) = source.descriptor() else { return Ok(None) };
     let (mut from_offset, mut to_offset) = (from, at);
     loop {
         let copied = copy_file_range(
-            source,
+            descriptor,
             Some(&mut from_offset),
             to.file(),
             Some(&mut to_offset),

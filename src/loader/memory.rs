@@ -94,6 +94,9 @@ pub enum MapRefusal {
     /// The bytes were unpacked.
     #[error("its bytes lie in no file")]
     NotInFile,
+    /// The file is not on this machine.
+    #[error("its file is not on this machine")]
+    NotLocal,
     /// A processor cannot work on the elements at their address.
     #[error("its bytes do not begin at a multiple of an element")]
     Misaligned,
@@ -159,7 +162,8 @@ impl FileMappings {
             Some(map) => map,
             // Of two threads that map at once, one unmaps again.
             None => {
-                let map = Arc::new(file.map_private()?);
+                let Some(map) = file.map_private()? else { return Ok(Err(MapRefusal::NotLocal)) };
+                let map = Arc::new(map);
                 slot.get_or_init(|| map)
             }
         };

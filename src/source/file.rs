@@ -1,28 +1,23 @@
-//! A regular file: its location and state at rest, its descriptor while in use.
+//! A regular file of any kind of source: its location and state at rest, and its handle while in use.
 
 use std::fmt;
-use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut, Range};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
-use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Mode, OFlags, Stat, fadvise, fstat, openat, statat,
-};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
 use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
 use super::error::SourceError;
+use super::local::{LocalFile, read_available};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
-use super::root::{LinkPolicy, Root};
-
-/// Flags for a file whose kind was checked before: opening a pipe blocks, and opening a device can have effects.
-const READ_FLAGS: OFlags =
-    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+use super::root::Root;
+use super::store::{FileHandle, LinkPolicy};
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct SourceFile {
@@ -48,11 +43,11 @@ impl SourceFile {
 
     /// Opens the file again, and refuses another file than the one that was parsed.
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, SourceError> {
-        let (fd, stat) = self.location.open()?;
-        if FileIdentity::from(&stat) != self.state.identity {
+        let handle = self.location.open()?;
+        if handle.state()?.identity != self.state.identity {
             return Err(SourceError::Changed { path: self.path() });
         }
-        Ok(OpenFile { fd, file: Arc::clone(self) })
+        Ok(OpenFile { handle, file: Arc::clone(self) })
     }
 }
 
@@ -65,10 +60,10 @@ impl fmt::Debug for SourceFile {
     }
 }
 
-/// A source file held open: its bytes remain readable when its name is gone.
+/// A source file held open.
 #[derive(Debug)]
 pub struct OpenFile {
-    fd: OwnedFd,
+    handle: Box<dyn FileHandle>,
     file: Arc<SourceFile>,
 }
 
@@ -90,12 +85,12 @@ impl OpenFile {
     ) -> Result<OpenFile, SourceError> {
         let root = Arc::clone(root);
         let location = FileLocation::InRoot { root, path: path.to_path_buf(), links };
-        let (fd, stat) = location.open()?;
-        Ok(OpenFile::new(fd, &stat, location))
+        OpenFile::new(location.open()?, location)
     }
 
-    fn new(fd: OwnedFd, stat: &Stat, location: FileLocation) -> OpenFile {
-        OpenFile { fd, file: Arc::new(SourceFile { location, state: FileState::from(stat) }) }
+    fn new(handle: Box<dyn FileHandle>, location: FileLocation) -> Result<OpenFile, SourceError> {
+        let state = handle.state()?;
+        Ok(OpenFile { handle, file: Arc::new(SourceFile { location, state }) })
     }
 
     /// The file at rest.
@@ -103,15 +98,21 @@ impl OpenFile {
         &self.file
     }
 
-    /// Another descriptor of the same file, with its own flags; `None` if the file cannot be opened any more.
+    /// The descriptor, if it is a file of this machine.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.handle.descriptor()
+    }
+
+    /// Another descriptor of the same file, with its own flags; `None` if the file cannot be opened any more, or is
+    /// not of this machine.
     pub(super) fn reopen(&self, flags: OFlags) -> Option<OwnedFd> {
-        let flags = flags | READ_FLAGS;
+        let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         // The path by descriptor also leads to a file whose name is gone.
-        let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
-        let fd = match openat(CWD, &by_descriptor, flags, Mode::empty()) {
+        let by_descriptor = format!("/proc/self/fd/{}", self.descriptor()?.as_raw_fd());
+        let fd = match openat(CWD, by_descriptor, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
-                self.file.location.open_with_flags(flags).ok()?
+                self.file.location.open_descriptor(flags)?
             }
             Err(_) => return None,
         };
@@ -122,7 +123,7 @@ impl OpenFile {
     /// Refuses bytes of a file that has been written or truncated since it was parsed. Must be called after the
     /// read and before the bytes are used.
     pub fn check_unchanged(&self) -> Result<(), SourceError> {
-        if FileIdentity::from(&self.stat()?) != self.file.state.identity {
+        if self.handle.state()?.identity != self.file.state.identity {
             return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
@@ -130,43 +131,20 @@ impl OpenFile {
 
     /// Refuses a file whose metadata has changed in any way, even if its bytes are the same.
     pub fn check_state_unchanged(&self) -> Result<(), SourceError> {
-        if FileState::from(&self.stat()?) != self.file.state {
+        if self.handle.state()? != self.file.state {
             return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
     }
 
-    fn stat(&self) -> Result<Stat, SourceError> {
-        fstat(&self.fd).map_err(|e| SourceError::io(&self.file.path(), "look at it", e))
-    }
-
-    /// Advises the kernel that all of a range will be read soon: it fetches the range in one go.
+    /// Announces that all of a range will be read soon: it is fetched in one go.
     pub fn advise_will_need(&self, range: Range<u64>) {
-        let len = NonZeroU64::new(range.end.saturating_sub(range.start));
-        let _ = fadvise(&self.fd, range.start, len, Advice::WillNeed);
+        self.handle.advise_will_need(range);
     }
 
     /// Fills `buf` up to the current end of the file, and returns the number of bytes read.
     pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
-        self.read_available_with(&self.fd, buf, offset)
-    }
-
-    fn read_available_with(
-        &self,
-        fd: &OwnedFd,
-        buf: &mut [u8],
-        offset: u64,
-    ) -> Result<usize, SourceError> {
-        let mut done = 0;
-        while done < buf.len() {
-            match rustix::io::pread(fd, &mut buf[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(SourceError::io(&self.file.path(), "read it", e)),
-            }
-        }
-        Ok(done)
+        self.handle.read_available_at(buf, offset)
     }
 
     /// Fills `buf` with another descriptor of the same file.
@@ -176,7 +154,14 @@ impl OpenFile {
         buf: &mut [u8],
         offset: u64,
     ) -> Result<(), SourceError> {
-        if self.read_available_with(fd, buf, offset)? < buf.len() {
+        let read = read_available(fd, buf, offset)
+            .map_err(|e| SourceError::io(&self.file.path(), "read it", e))?;
+        self.require_whole(read, buf, offset)
+    }
+
+    /// Fails if fewer bytes were read than `buf` has.
+    fn require_whole(&self, read: usize, buf: &[u8], offset: u64) -> Result<(), SourceError> {
+        if read < buf.len() {
             // Shorter than its own size: it was truncated meanwhile.
             self.check_unchanged()?;
             return Err(SourceError::Truncated { path: self.file.path(), offset });
@@ -198,26 +183,21 @@ impl OpenFile {
         Ok(FileBytes { map: Some(map), len })
     }
 
-    /// Maps the whole file, privately: writes stay in this process. If the file is truncated, a later access ends
-    /// the process (SIGBUS); the caller accepts that.
+    /// Maps the whole file, privately: writes stay in this process. `None` if it is not of this machine. If the file
+    /// is truncated, a later access ends the process (SIGBUS); the caller accepts that.
     #[allow(unsafe_code)]
-    pub fn map_private(&self) -> Result<MmapRaw, SourceError> {
+    pub fn map_private(&self) -> Result<Option<MmapRaw>, SourceError> {
+        let Some(fd) = self.descriptor() else { return Ok(None) };
         let mut options = MmapOptions::new();
         // Only written pages take memory, so no swap is reserved.
         options
             .no_reserve_swap()
             .len(usize::try_from(self.file.identity().size).unwrap_or(usize::MAX));
         // SAFETY: only its address is handed out, never a slice that must not change.
-        let map = unsafe { options.map_copy(self.fd.as_raw_fd()) };
+        let map = unsafe { options.map_copy(fd.as_raw_fd()) };
         let map = map.map_err(|e| SourceError::io(&self.file.path(), "map it", e))?;
         self.check_unchanged()?;
-        Ok(MmapRaw::from(map))
-    }
-}
-
-impl AsFd for OpenFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        Ok(Some(MmapRaw::from(map)))
     }
 }
 
@@ -227,7 +207,8 @@ impl ReadAt for OpenFile {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        self.read_exact_with(&self.fd, buf, offset)
+        let read = self.handle.read_available_at(buf, offset)?;
+        self.require_whole(read, buf, offset)
     }
 }
 
@@ -276,57 +257,22 @@ impl FileLocation {
     }
 
     /// Opens the file for reading, if it is a regular one.
-    fn open(&self) -> Result<(OwnedFd, Stat), SourceError> {
-        let stat_error = |e| SourceError::io(&self.path(), "look at it", e);
-        let stat = match self {
-            FileLocation::InRoot { root, path, links } => {
-                fstat(root.resolve(path, OFlags::PATH, *links)?).map_err(stat_error)?
-            }
-            FileLocation::User { absolute, .. } => {
-                statat(CWD, absolute, AtFlags::empty()).map_err(stat_error)?
-            }
-        };
-        self.open_checked(&stat, || self.open_with_flags(READ_FLAGS))
-    }
-
-    /// Calls `open` if `stat` is of a regular file, and checks the opened file again.
-    fn open_checked(
-        &self,
-        stat: &Stat,
-        open: impl FnOnce() -> Result<OwnedFd, SourceError>,
-    ) -> Result<(OwnedFd, Stat), SourceError> {
-        self.require_regular(stat)?;
-        let fd = open()?;
-        let stat = fstat(&fd).map_err(|e| SourceError::io(&self.path(), "look at it", e))?;
-        self.require_regular(&stat)?;
-        Ok((fd, stat))
-    }
-
-    /// Opens whatever is there.
-    fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, SourceError> {
+    fn open(&self) -> Result<Box<dyn FileHandle>, SourceError> {
         match self {
-            FileLocation::InRoot { root, path, links } => root.resolve(path, flags, *links),
-            FileLocation::User { path, absolute } => openat(CWD, absolute, flags, Mode::empty())
-                .map_err(|e| SourceError::io(path, "open it", e)),
+            FileLocation::InRoot { root, path, links } => root.open_file(path, *links),
+            FileLocation::User { path, absolute } => match LocalFile::open_user_path(absolute)? {
+                Some(file) => Ok(Box::new(file)),
+                None => Err(SourceError::NotAFile { path: path.clone(), kind: "a directory" }),
+            },
         }
     }
 
-    fn require_regular(&self, stat: &Stat) -> Result<(), SourceError> {
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Ok(()),
-            kind => Err(SourceError::NotAFile { path: self.path(), kind: kind_with_article(kind) }),
+    /// Opens whatever is there on this machine.
+    fn open_descriptor(&self, flags: OFlags) -> Option<OwnedFd> {
+        match self {
+            FileLocation::InRoot { root, path, links } => root.open_descriptor(path, flags, *links),
+            FileLocation::User { absolute, .. } => openat(CWD, absolute, flags, Mode::empty()).ok(),
         }
-    }
-}
-
-fn kind_with_article(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Directory => "a directory",
-        FileType::Symlink => "a symbolic link",
-        FileType::Fifo => "a named pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "no regular file",
     }
 }
 
@@ -341,18 +287,12 @@ pub enum UserPath {
 impl UserPath {
     /// Opens what the path leads to, unless that is a directory.
     pub fn open(path: &Path) -> Result<UserPath, SourceError> {
-        let stat = statat(CWD, path, AtFlags::empty())
-            .map_err(|e| SourceError::io(path, "look at it", e))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return Ok(UserPath::Directory);
-        }
-        let location = FileLocation::user(path);
         // Not by the absolute path: it may be too long, or lead through directories that this user may not pass.
-        let open = || {
-            openat(CWD, path, READ_FLAGS, Mode::empty())
-                .map_err(|e| SourceError::io(path, "open it", e))
-        };
-        let (fd, stat) = location.open_checked(&stat, open)?;
-        Ok(UserPath::File(OpenFile::new(fd, &stat, location)))
+        match LocalFile::open_user_path(path)? {
+            Some(file) => {
+                Ok(UserPath::File(OpenFile::new(Box::new(file), FileLocation::user(path))?))
+            }
+            None => Ok(UserPath::Directory),
+        }
     }
 }

@@ -44,7 +44,7 @@ pub struct FileReader {
 impl FileReader {
     /// The reader of a file that was just opened.
     pub fn new(file: &Arc<OpenFile>) -> FileReader {
-        let filesystem = FilesystemKind::of(&**file);
+        let filesystem = FilesystemKind::of(file.descriptor());
         FileReader {
             file: Arc::clone(file),
             is_local: filesystem.is_local,

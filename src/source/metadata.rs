@@ -1,6 +1,6 @@
 //! Metadata of a file, directory or link, as `stat` reports it, and the kind of its filesystem.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -291,8 +291,9 @@ pub struct FilesystemKind {
 }
 
 impl FilesystemKind {
-    pub fn of(file: impl AsFd) -> FilesystemKind {
-        let magic = fstatfs(file).map(|stat| stat.f_type).ok();
+    /// The filesystem of a file, given its descriptor. A file without one is not of this machine.
+    pub fn of(descriptor: Option<BorrowedFd<'_>>) -> FilesystemKind {
+        let magic = descriptor.and_then(|fd| fstatfs(fd).ok()).map(|stat| stat.f_type);
         FilesystemKind {
             is_local: magic.is_some_and(|magic| !REMOTE_MAGICS.contains(&magic)),
             is_overlay: magic == Some(OVERLAYFS_MAGIC),

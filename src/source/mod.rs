@@ -9,13 +9,14 @@
 mod error;
 mod file;
 mod file_reader;
-mod long_path;
+mod local;
 mod metadata;
 mod missing;
 mod page_cache;
 mod read_at;
 mod root;
 mod settled;
+mod store;
 #[cfg(test)]
 mod test_file;
 
@@ -23,11 +24,11 @@ pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
+pub use local::is_hub_repository;
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
-pub use root::{
-    DirEntry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository, split_parent,
-};
+pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
+pub use store::{DirEntry, LinkPolicy, ResolvedPath};

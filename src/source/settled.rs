@@ -6,7 +6,7 @@
 //! Equal states of a settled file mean equal bytes.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
@@ -44,17 +44,19 @@ fn age(state: &FileState) -> Option<Duration> {
     SystemTime::now().duration_since(changed).ok()
 }
 
-/// Whether the file is unchanged since it was opened, and every later write must leave another timestamp.
+/// Whether the file is unchanged since it was opened, and every later write must leave another timestamp. Objects of
+/// another machine are: each version has its own name.
 /// Waits for the next clock step if nothing else is missing.
 pub fn is_settled(file: &OpenFile) -> bool {
     let state = file.file().state();
-    let filesystem = FilesystemKind::of(file);
+    let Some(descriptor) = file.descriptor() else { return true };
+    let filesystem = FilesystemKind::of(Some(descriptor));
     if filesystem.is_in_memory {
         return false;
     }
     // An overlay does not count a mapping whose descriptor was closed among the writers.
     let reveals_writers = filesystem.is_local && !filesystem.is_overlay;
-    let is_quiet = match reveals_writers.then(|| writer_status(file)) {
+    let is_quiet = match reveals_writers.then(|| writer_status(descriptor)) {
         Some(WriterStatus::Absent) => match age(&state) {
             Some(age) if state.ctime_nsec != 0 => {
                 sleep(LOCAL_CLOCK_INTERVAL.saturating_sub(age));
@@ -68,7 +70,7 @@ pub fn is_settled(file: &OpenFile) -> bool {
         }
     };
     // Checked after the writers: a writer that came in between has left its timestamp.
-    is_quiet && fstat(file).is_ok_and(|now| FileState::from(&now) == state)
+    is_quiet && fstat(descriptor).is_ok_and(|now| FileState::from(&now) == state)
 }
 
 /// Programs that have a file open for writing.
@@ -86,8 +88,8 @@ const F_SETSIG: libc::c_int = 10;
 /// writing. A program that opens the file for writing in between waits for that instant, or gets EAGAIN if it
 /// opens with `O_NONBLOCK`.
 #[allow(unsafe_code)]
-fn writer_status(file: &OpenFile) -> WriterStatus {
-    let fd = file.as_fd().as_raw_fd();
+fn writer_status(descriptor: BorrowedFd<'_>) -> WriterStatus {
+    let fd = descriptor.as_raw_fd();
     // SAFETY: these commands take a number and touch no memory of ours.
     let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
     // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.

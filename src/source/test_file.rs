@@ -5,7 +5,8 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::file::OpenFile;
-use super::root::{LinkPolicy, Root};
+use super::root::Root;
+use super::store::LinkPolicy;
 
 /// Opens the file `f` of a directory.
 pub fn open(dir: &Path) -> OpenFile {

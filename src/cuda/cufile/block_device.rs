@@ -34,9 +34,12 @@ pub enum Disk {
 
 impl BackingStorage {
     pub fn of_file(file: &OpenFile) -> BackingStorage {
-        let filesystem = fstatfs(file).map(|stat| stat.f_type).unwrap_or_default();
+        let Some(descriptor) = file.descriptor() else {
+            return BackingStorage { filesystem: 0, disks: Vec::new() };
+        };
+        let filesystem = fstatfs(descriptor).map(|stat| stat.f_type).unwrap_or_default();
         let mut disks = Vec::new();
-        if let Ok(stat) = fstat(file) {
+        if let Ok(stat) = fstat(descriptor) {
             let name = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
             if let Ok(device) = fs::canonicalize(Path::new("/sys/dev/block").join(name)) {
                 collect_disks(device, MAX_DEPTH, &mut disks);

@@ -142,7 +142,7 @@ impl SourceHandles {
             *count += 1;
             return Some(Arc::clone(backing));
         }
-        match reply.open_backing(file) {
+        match reply.open_backing(file.descriptor()?) {
             Ok(backing) => {
                 let backing = Arc::new(backing);
                 backings.insert(number, (Arc::clone(&backing), 1));

@@ -1,7 +1,7 @@
 //! Extended attributes by which a mounted file tells where its bytes lie, and what identifies them.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 #[cfg(debug_assertions)]
 use std::sync::atomic::Ordering;
 
@@ -68,7 +68,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
             ranks: *ranks,
         },
         pid: std::process::id(),
-        rootfd: view.root().as_fd().as_raw_fd(),
+        rootfd: view.root().descriptor()?.as_raw_fd(),
     };
     serde_json::to_vec(&attribute).ok()
 }

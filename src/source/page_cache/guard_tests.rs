@@ -38,7 +38,7 @@ impl Sample {
 
     /// Reads as another program does, without readahead.
     fn others_read(&self, range: &Range<u64>) {
-        fadvise(&*self.file, 0, None, Advice::Random).unwrap();
+        fadvise(self.file.descriptor().unwrap(), 0, None, Advice::Random).unwrap();
         let mut out = vec![0; (range.end - range.start) as usize];
         self.file.read_exact_at(&mut out, range.start).unwrap();
     }

@@ -127,7 +127,7 @@ impl Residency {
         let fd = self.no_readahead_fd.get().filter(|_| self.is_unreported());
         let is_read = match fd {
             Some(Some(fd)) => self.read_nowait(fd, buf, offset),
-            _ => self.read_nowait(file, buf, offset),
+            _ => file.descriptor().is_some_and(|fd| self.read_nowait(fd, buf, offset)),
         };
         if !is_read {
             *lock(&self.cached_range) = 0..0;
@@ -204,9 +204,9 @@ pub fn count_pages(range: &Range<u64>) -> u64 {
 /// Evicts the whole pages inside a range, except those that a program maps or writes.
 pub fn evict(file: &OpenFile, range: &Range<u64>) {
     let len = NonZeroU64::new(range.end.saturating_sub(range.start));
-    if len.is_some() {
+    if let (Some(_), Some(fd)) = (len, file.descriptor()) {
         // A failure leaves only memory that the kernel can reclaim.
-        let _ = fadvise(file, range.start, len, Advice::DontNeed);
+        let _ = fadvise(fd, range.start, len, Advice::DontNeed);
     }
 }
 
@@ -239,6 +239,7 @@ struct CachestatCounts {
 /// The number of pages of a range that are in the page cache, or being read into it.
 #[allow(unsafe_code)] // No safe wrapper of this call exists.
 pub fn count_cached_pages(file: &OpenFile, range: &Range<u64>) -> Result<u64, Errno> {
+    let Some(descriptor) = file.descriptor() else { return Err(Errno::OPNOTSUPP) };
     let query = CachestatRange { offset: range.start, len: range.end - range.start };
     let mut counts = CachestatCounts::default();
     // SAFETY: both structures have the kernel's layout and outlive the call, which writes to the second alone. The
@@ -246,7 +247,7 @@ pub fn count_cached_pages(file: &OpenFile, range: &Range<u64>) -> Result<u64, Er
     let code = unsafe {
         libc::syscall(
             CACHESTAT_SYSCALL,
-            file.as_fd().as_raw_fd(),
+            descriptor.as_raw_fd(),
             &raw const query,
             &raw mut counts,
             0 as libc::c_uint,
@@ -270,7 +271,7 @@ mod tests {
     fn cached_bytes_are_read_and_others_are_neither_read_nor_fetched() {
         let bytes: Vec<u8> = (0..LEN_BYTES).map(|n| (n / 5) as u8).collect();
         let (dir, file) = test_file::on_disk(&bytes);
-        let reported = Residency::new(FilesystemKind::of(&file));
+        let reported = Residency::new(FilesystemKind::of(file.descriptor()));
         let unreported = Residency { is_unreported: true.into(), ..Residency::default() };
         let mut buf = vec![0; 100_000];
         for residency in [&reported, &unreported] {
@@ -280,7 +281,7 @@ mod tests {
             assert!(!residency.read_cached(&file, &mut buf, past_end), "past the end");
         }
         test_file::sync(&dir);
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        fadvise(file.descriptor().unwrap(), 0, None, Advice::DontNeed).unwrap();
         let pages = || count_cached_pages(&file, &(0..LEN_BYTES as u64)).unwrap();
         assert_eq!(pages(), 0);
         assert!(!reported.read_cached(&file, &mut buf, 12_345));
@@ -297,10 +298,10 @@ mod tests {
         let (dir, file) = test_file::on_disk(&vec![7; len as usize]);
         assert_eq!(uncached_ranges(&file, &(0..len)).unwrap(), []);
         test_file::sync(&dir);
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        fadvise(file.descriptor().unwrap(), 0, None, Advice::DontNeed).unwrap();
         assert_eq!(uncached_ranges(&file, &(0..len)).unwrap(), std::slice::from_ref(&(0..len)));
         // Without readahead, so that only these pages are read.
-        fadvise(&file, 0, None, Advice::Random).unwrap();
+        fadvise(file.descriptor().unwrap(), 0, None, Advice::Random).unwrap();
         for at in [0, 500, 501, 999] {
             file.read_exact_at(&mut [0], at * page).unwrap();
         }
