@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::shell_word::shell_word;
 
-use super::missing::{describe_missing, missing_remedy};
+use super::missing::{describe_missing, missing_remedy, no_client_remedy};
 
 /// A file or directory that cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +63,23 @@ pub enum SourceError {
         /// The requested path.
         path: PathBuf,
     },
+    /// A URL, and this build has no client for it.
+    #[error("{path}: is a URL, and this build of ckptfs reads files on disk only")]
+    NoRemote {
+        /// The URL.
+        path: PathBuf,
+    },
+    /// A store or a server does not give what was asked for.
+    #[cfg(feature = "remote")]
+    #[error("{path}: cannot {action}: {error}")]
+    Remote {
+        /// The URL.
+        path: PathBuf,
+        /// The action that failed.
+        action: &'static str,
+        /// The reason.
+        error: Box<super::remote::RemoteError>,
+    },
     /// Any other error of a system call.
     #[error("{path}: cannot {action}: {source}")]
     Io {
@@ -104,7 +121,10 @@ impl SourceError {
             | SourceError::Changed { path }
             | SourceError::Truncated { path, .. }
             | SourceError::StaleMount { path }
+            | SourceError::NoRemote { path }
             | SourceError::Io { path, .. } => path,
+            #[cfg(feature = "remote")]
+            SourceError::Remote { path, .. } => path,
         }
     }
 
@@ -132,6 +152,9 @@ impl SourceError {
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
                 WAIT_REMEDY
             }
+            SourceError::NoRemote { path } => return no_client_remedy(path).into(),
+            #[cfg(feature = "remote")]
+            SourceError::Remote { error, .. } => error.remedy(),
             SourceError::StaleMount { path } => {
                 let mountpoint = shell_word(dead_mountpoint(path));
                 return format!(
@@ -212,7 +235,10 @@ impl SourceError {
             SourceError::Missing { .. }
             | SourceError::Dangling { .. }
             | SourceError::StaleMount { .. }
+            | SourceError::NoRemote { .. }
             | SourceError::Io { .. } => false,
+            #[cfg(feature = "remote")]
+            SourceError::Remote { error, .. } => error.is_refusal(),
             SourceError::NotAFile { .. }
             | SourceError::OutsideRoot { .. }
             | SourceError::Changed { .. }

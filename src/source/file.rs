@@ -16,8 +16,9 @@ use super::error::SourceError;
 use super::local::{LocalFile, read_available};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
-use super::root::Root;
+use super::root::{Root, is_directory, split_parent};
 use super::store::{FileHandle, LinkPolicy};
+use super::url::is_source_url;
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct SourceFile {
@@ -287,6 +288,14 @@ pub enum UserPath {
 impl UserPath {
     /// Opens what the path leads to, unless that is a directory.
     pub fn open(path: &Path) -> Result<UserPath, SourceError> {
+        if is_source_url(path) {
+            if is_directory(path)? {
+                return Ok(UserPath::Directory);
+            }
+            let (parent, name) = split_parent(path)?;
+            let (root, directory) = Root::for_directory(parent, LinkPolicy::Inside)?;
+            return OpenFile::open_in_root(&root, &directory.join(name)).map(UserPath::File);
+        }
         // Not by the absolute path: it may be too long, or lead through directories that this user may not pass.
         match LocalFile::open_user_path(path)? {
             Some(file) => {

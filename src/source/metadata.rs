@@ -163,6 +163,25 @@ impl FileMetadata {
         }
     }
 
+    /// Metadata of an object of a store, or of a directory of such. Only this user may read it.
+    #[cfg(feature = "remote")]
+    pub(super) fn of_remote(kind: FileKind, state: FileState, time: SystemTime) -> FileMetadata {
+        let FileIdentity { dev, ino, size, .. } = state.identity;
+        FileMetadata {
+            size,
+            blocks: size.div_ceil(512),
+            mode: if kind == FileKind::Directory { 0o500 } else { 0o400 },
+            links: if kind == FileKind::Directory { 2 } else { 1 },
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            atime: time,
+            mtime: time,
+            ctime: time,
+            state,
+            ..FileMetadata::placeholder(kind, dev, ino)
+        }
+    }
+
     fn statx(
         fd: impl AsFd,
         flags: AtFlags,

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
 
+use super::url::is_source_url;
+
 /// The two addresses of the hub, as they stand in URLs.
 const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
 
@@ -54,6 +56,9 @@ pub fn is_remote_name(path: &Path) -> bool {
 /// What to say of a path that does not exist.
 pub fn describe_missing(path: &Path) -> &'static str {
     match remote_name(path) {
+        Some(RemoteName::Url { .. }) if is_source_url(path) => {
+            "the store has no such object or directory"
+        }
         Some(RemoteName::HubModel { is_url: false, .. }) => {
             "no such file or directory; it looks like the name of a model on the Hugging Face hub, and ckptfs reads files on disk"
         }
@@ -65,22 +70,15 @@ pub fn describe_missing(path: &Path) -> &'static str {
 /// What the user can do about a path that does not exist.
 pub fn missing_remedy(path: &Path) -> String {
     match remote_name(path) {
+        Some(RemoteName::Url { .. }) if is_source_url(path) => {
+            "check the URL, and the endpoint that the environment states".to_owned()
+        }
         Some(RemoteName::HubModel { model, .. }) => format!(
             "fetch it first, and give the directory that this prints: {}",
             model.download_command()
         ),
         Some(RemoteName::FileUrl(inner)) => format!("give the path alone: {}", shell_text(inner)),
-        Some(RemoteName::Url { scheme }) => {
-            let url = shell_word(path);
-            let command = match scheme {
-                "http" | "https" if is_file_url(path) => format!("curl -L -O {url}"),
-                "s3" if is_file_url(path) => format!("aws s3 cp {url} ."),
-                "s3" => format!("aws s3 sync {url} model"),
-                "gs" => format!("gcloud storage cp -r {url} ."),
-                _ => return "fetch it first, and give the path of the file on disk".to_owned(),
-            };
-            format!("fetch it first: {command}")
-        }
+        Some(RemoteName::Url { .. }) => no_client_remedy(path),
         None => {
             let check = match existing_ancestor(path) {
                 Some(directory) => format!("check the path: ls {}", shell_word(directory)),
@@ -96,6 +94,21 @@ pub fn missing_remedy(path: &Path) -> String {
             }
         }
     }
+}
+
+/// What the user can do about a URL that is not read.
+pub fn no_client_remedy(url: &Path) -> String {
+    let scheme =
+        url.to_str().and_then(|text| text.split_once(":/")).map_or("", |(scheme, _)| scheme);
+    let word = shell_word(url);
+    let command = match scheme {
+        "http" | "https" if is_file_url(url) => format!("curl -L -O {word}"),
+        "s3" if is_file_url(url) => format!("aws s3 cp {word} ."),
+        "s3" => format!("aws s3 sync {word} model"),
+        "gs" => format!("gcloud storage cp -r {word} ."),
+        _ => return "fetch it first, and give the path of the file on disk".to_owned(),
+    };
+    format!("fetch it first: {command}")
 }
 
 /// The model that a missing path of one word may name, such as `gpt2`: old models of the hub have no organization.

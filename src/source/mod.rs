@@ -1,4 +1,6 @@
-//! Bytes on disk: which files may be opened, whether they have changed, and how to read them.
+//! Bytes on disk and in object stores: which files may be opened, whether they have changed, and how to read them.
+//!
+//! `store` has the traits of every kind of source. `local` is this machine, `remote` the others.
 //!
 //! A [`SourceFile`] is a path and a [`FileState`], without a descriptor. Opened, it is an [`OpenFile`], which any
 //! thread may read at any offset.
@@ -14,11 +16,14 @@ mod metadata;
 mod missing;
 mod page_cache;
 mod read_at;
+#[cfg(feature = "remote")]
+mod remote;
 mod root;
 mod settled;
 mod store;
 #[cfg(test)]
 mod test_file;
+mod url;
 
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
@@ -29,6 +34,12 @@ pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
+#[cfg(feature = "remote")]
+pub use remote::{
+    RemoteError, RemoteOptions, RequestCounters, remote_options, request_counters,
+    set_remote_options,
+};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
 pub use store::{DirEntry, LinkPolicy, ResolvedPath};
+pub use url::{SourceUrl, StoreKind, UrlError, is_source_url};

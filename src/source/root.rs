@@ -13,6 +13,7 @@ use super::metadata::{FileKind, FileMetadata};
 use super::store::{
     DirEntry, FileHandle, LinkPolicy, MetadataQuery, ResolvedPath, SourceDirectory,
 };
+use super::url::{SourceUrl, UrlError};
 
 /// An opened directory, and the policy for links inside it.
 #[derive(Debug)]
@@ -27,6 +28,10 @@ impl Root {
         typed: &Path,
         link_policy: LinkPolicy,
     ) -> Result<(Arc<Root>, PathBuf), SourceError> {
+        if let Some(url) = SourceUrl::parse(typed) {
+            let directory = remote_directory(typed, url)?;
+            return Ok((Arc::new(Root { directory, link_policy }), PathBuf::new()));
+        }
         let (directory, inside) = LocalDirectory::open(typed, link_policy)?;
         Ok((Root::new(directory, link_policy), inside))
     }
@@ -160,8 +165,47 @@ pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), SourceError> {
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 
+/// The directory of a URL.
+#[cfg(feature = "remote")]
+fn remote_directory(
+    typed: &Path,
+    url: Result<SourceUrl, UrlError>,
+) -> Result<Box<dyn SourceDirectory>, SourceError> {
+    Ok(Box::new(open_remote(typed, url)?))
+}
+
+#[cfg(not(feature = "remote"))]
+fn remote_directory(
+    typed: &Path,
+    _: Result<SourceUrl, UrlError>,
+) -> Result<Box<dyn SourceDirectory>, SourceError> {
+    Err(SourceError::NoRemote { path: typed.to_path_buf() })
+}
+
+#[cfg(feature = "remote")]
+fn open_remote(
+    typed: &Path,
+    url: Result<SourceUrl, UrlError>,
+) -> Result<super::remote::RemoteDirectory, SourceError> {
+    super::remote::RemoteDirectory::open(typed, url)
+}
+
+/// Whether a URL leads to a directory.
+fn is_remote_directory(
+    typed: &Path,
+    url: Result<SourceUrl, UrlError>,
+) -> Result<bool, SourceError> {
+    #[cfg(feature = "remote")]
+    return open_remote(typed, url)?.is_directory();
+    #[cfg(not(feature = "remote"))]
+    remote_directory(typed, url).map(|_| false)
+}
+
 /// Whether a path leads to a directory, links followed.
 pub fn is_directory(path: &Path) -> Result<bool, SourceError> {
+    if let Some(url) = SourceUrl::parse(path) {
+        return is_remote_directory(path, url);
+    }
     match statat(CWD, path, AtFlags::empty()) {
         Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
         Err(e) => Err(SourceError::io(path, "look at it", e)),

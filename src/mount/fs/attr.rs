@@ -103,6 +103,9 @@ pub fn source_errno(error: &SourceError) -> Errno {
         SourceError::NotAFile { .. }
         | SourceError::Changed { .. }
         | SourceError::Truncated { .. } => Errno::EIO,
+        SourceError::NoRemote { .. } => Errno::EIO,
+        #[cfg(feature = "remote")]
+        SourceError::Remote { .. } => Errno::EIO,
         SourceError::StaleMount { .. } => Errno::ENOTCONN,
         SourceError::Io { source, .. } => source.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
     }

@@ -1,0 +1,225 @@
+//! A prefix of a store as a directory.
+//!
+//! A listing states the version of each object, so that opening one costs no request. It counts for a short time; after
+//! that it is asked for again.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::source::error::SourceError;
+use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
+use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
+use crate::source::url::{SourceUrl, UrlError};
+
+use super::error::{RemoteError, RequestFailure};
+use super::file::{RemoteFile, remote_error};
+use super::retry::RetryBudget;
+use super::runtime::block_on;
+use super::store::{ListedEntry, ListedNames, Listing, RemoteStore};
+use super::version::ObjectVersion;
+
+/// How long a listing counts: a change of a directory is seen after so long.
+pub const LISTING_MAX_AGE: Duration = Duration::from_secs(5);
+
+/// A directory of a store.
+#[derive(Debug)]
+pub struct RemoteDirectory {
+    store: Arc<RemoteStore>,
+    /// The key of the directory; empty at the top.
+    key: String,
+    /// The URL for messages.
+    path: PathBuf,
+}
+
+impl RemoteDirectory {
+    /// The directory of a URL that the user typed. No request is sent yet.
+    pub fn open(
+        typed: &Path,
+        url: Result<SourceUrl, UrlError>,
+    ) -> Result<RemoteDirectory, SourceError> {
+        let opened = url.map_err(RemoteError::from).and_then(|url| {
+            let store = RemoteStore::open(&url)?;
+            let path = url.to_path();
+            Ok(RemoteDirectory { store, key: url.key, path })
+        });
+        opened.map_err(|error| {
+            let path = display_url(typed, &error);
+            remote_error(path, "open it", RequestFailure::Permanent(error))
+        })
+    }
+
+    /// Whether the URL leads to a directory, and not to an object.
+    pub fn is_directory(&self) -> Result<bool, SourceError> {
+        if !self.key.is_empty() {
+            match self.request("look at it", Path::new(""), |store, key| Box::pin(store.head(key)))
+            {
+                Ok(_) => return Ok(false),
+                Err(SourceError::Missing { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match self.listing(Path::new(""))?.entries.is_empty() && !self.key.is_empty() {
+            true => Err(SourceError::Missing { path: self.path.clone() }),
+            false => Ok(true),
+        }
+    }
+
+    fn display_path(&self, inside: &Path) -> PathBuf {
+        if inside.as_os_str().is_empty() { self.path.clone() } else { self.path.join(inside) }
+    }
+
+    /// The key of a path inside.
+    fn key_of(&self, inside: &Path) -> Result<String, SourceError> {
+        let missing = || SourceError::Missing { path: self.display_path(inside) };
+        let resolved = self.resolve_by_name(inside).ok_or_else(missing)?.path;
+        let inside = resolved.to_str().ok_or_else(missing)?;
+        Ok(match (self.key.is_empty(), inside.is_empty()) {
+            (true, _) => inside.to_owned(),
+            (false, true) => self.key.clone(),
+            (false, false) => format!("{}/{inside}", self.key),
+        })
+    }
+
+    /// Sends a request until it succeeds or the server is given up.
+    fn request<T>(
+        &self,
+        action: &'static str,
+        inside: &Path,
+        send: impl for<'a> Fn(&'a RemoteStore, &'a str) -> Answer<'a, T>,
+    ) -> Result<T, SourceError> {
+        let key = self.key_of(inside)?;
+        let error = |failure| remote_error(self.display_path(inside), action, failure);
+        let attempts = async {
+            let mut budget = RetryBudget::new(self.store.options.outage_timeout);
+            loop {
+                match send(&self.store, &key).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(failure) => budget.wait_after(failure).await?,
+                }
+            }
+        };
+        let answer = block_on(attempts)
+            .map_err(|e| error(RequestFailure::Permanent(RemoteError::Runtime(e))))?;
+        answer.map_err(error)
+    }
+
+    /// The listing of a directory inside, not older than it may be.
+    fn listing(&self, inside: &Path) -> Result<Arc<Listing>, SourceError> {
+        let key = self.key_of(inside)?;
+        if let Some(known) = self.store.known_listing(&key, LISTING_MAX_AGE) {
+            return Ok(known);
+        }
+        let taken_at = Instant::now();
+        let names = self.request("list it", inside, |store, key| Box::pin(store.list(key)))?;
+        let ListedNames { objects, directories } = names;
+        let mut entries: BTreeMap<String, ListedEntry> =
+            directories.into_iter().map(|name| (name, ListedEntry::Directory)).collect();
+        for (name, meta) in objects {
+            // An object without a version is found out when it is opened.
+            if let Ok(version) = ObjectVersion::new(&meta) {
+                entries.insert(name, ListedEntry::Object(version));
+            }
+        }
+        let listing = Arc::new(Listing { taken_at, entries });
+        self.store.remember_listing(key, Arc::clone(&listing));
+        Ok(listing)
+    }
+
+    /// The entry of a path: from a listing that still counts, else by a request.
+    fn entry(&self, inside: &Path, may_be_old: bool) -> Result<ListedEntry, SourceError> {
+        let parent = inside.parent().unwrap_or(Path::new(""));
+        let Some(name) = inside.file_name().and_then(|name| name.to_str()) else {
+            return Ok(ListedEntry::Directory);
+        };
+        let parent_key = self.key_of(parent)?;
+        let max_age = if may_be_old { Duration::MAX } else { LISTING_MAX_AGE };
+        if let Some(listing) = self.store.known_listing(&parent_key, max_age) {
+            let missing = || SourceError::Missing { path: self.display_path(inside) };
+            return listing.entries.get(name).cloned().ok_or_else(missing);
+        }
+        match self.request("look at it", inside, |store, key| Box::pin(store.head(key))) {
+            Ok(meta) => Ok(ListedEntry::Object(ObjectVersion::new(&meta).map_err(|error| {
+                let failure = RequestFailure::Permanent(error);
+                remote_error(self.display_path(inside), "open it", failure)
+            })?)),
+            Err(missing @ SourceError::Missing { .. }) => match self.listing(inside) {
+                Ok(listing) if !listing.entries.is_empty() => Ok(ListedEntry::Directory),
+                _ => Err(missing),
+            },
+            Err(error) => Err(error),
+        }
+    }
+}
+
+type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, RequestFailure>> + Send + 'a>>;
+
+impl SourceDirectory for RemoteDirectory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn entries(&self, inside: &Path) -> Result<Vec<DirEntry>, SourceError> {
+        let listing = self.listing(inside)?;
+        let entry = |(name, entry): (&String, &ListedEntry)| DirEntry {
+            name: name.into(),
+            kind: match entry {
+                ListedEntry::Object(_) => FileKind::File,
+                ListedEntry::Directory => FileKind::Directory,
+            },
+        };
+        Ok(listing.entries.iter().map(entry).collect())
+    }
+
+    fn metadata(&self, inside: &Path, query: MetadataQuery) -> Result<FileMetadata, SourceError> {
+        let key = self.key_of(inside)?;
+        match self.entry(inside, query == MetadataQuery::Cached)? {
+            ListedEntry::Object(version) => {
+                let state = version.state(self.store.id, &key);
+                Ok(FileMetadata::of_remote(FileKind::File, state, version.modified()))
+            }
+            ListedEntry::Directory => {
+                let hash = blake3::hash(key.as_bytes());
+                let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+                let ino = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+                let identity =
+                    FileIdentity { dev: self.store.id, ino, size: 0, mtime: 0, mtime_nsec: 0 };
+                let state = FileState { identity, ctime: 0, ctime_nsec: 0 };
+                Ok(FileMetadata::of_remote(FileKind::Directory, state, SystemTime::UNIX_EPOCH))
+            }
+        }
+    }
+
+    fn open(&self, inside: &Path, _: LinkPolicy) -> Result<Box<dyn FileHandle>, SourceError> {
+        let path = self.display_path(inside);
+        match self.entry(inside, false)? {
+            ListedEntry::Directory => Err(SourceError::NotAFile { path, kind: "a directory" }),
+            ListedEntry::Object(version) => {
+                let key = self.key_of(inside)?;
+                Ok(Box::new(RemoteFile::new(Arc::clone(&self.store), key, version, path)))
+            }
+        }
+    }
+}
+
+/// A URL that was refused, without what may be a secret.
+fn display_url(typed: &Path, error: &RemoteError) -> PathBuf {
+    let RemoteError::Url(error) = error else { return typed.to_path_buf() };
+    let text = typed.to_string_lossy();
+    let (scheme, rest) = text.split_once(":/").unwrap_or(("", ""));
+    let rest = rest.trim_start_matches('/');
+    let shown = match error {
+        UrlError::UserInfo => {
+            let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+            format!("{scheme}://…@{host}")
+        }
+        UrlError::Query => {
+            let end = rest.find(['?', '#']).unwrap_or(rest.len());
+            format!("{scheme}://{}?…", &rest[..end])
+        }
+        _ => return typed.to_path_buf(),
+    };
+    shown.into()
+}

@@ -1,0 +1,211 @@
+//! Why a store did not give what was asked for, each with a remedy.
+
+use std::time::Duration;
+
+use super::transport::TransportError;
+
+/// A failure of a store, a server or the way to it. No message has a credential.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// The URL itself is refused.
+    #[error(transparent)]
+    Url(#[from] crate::source::UrlError),
+    /// There are no credentials.
+    #[error("no credentials for {store} were found")]
+    NoCredentials {
+        /// The name of the store's kind.
+        store: &'static str,
+    },
+    /// The credentials that were found cannot be used.
+    #[error("the credentials cannot be used: {why}")]
+    BadCredentials {
+        /// What is wrong with them.
+        why: String,
+    },
+    /// The store denies this request.
+    #[error("the store denies it{}", detail(.message))]
+    Denied {
+        /// The reason that the store states.
+        message: String,
+    },
+    /// Encryption is not used and not waived.
+    #[error("the address is http://, which is not encrypted")]
+    PlainHttp,
+    /// A redirect that is not followed.
+    #[error("the server redirects to {host}, {why}")]
+    Redirect {
+        /// The host that it redirects to.
+        host: String,
+        /// Why it is not followed.
+        why: &'static str,
+    },
+    /// The object has no version that could be compared.
+    #[error(
+        "the server states neither an ETag nor Last-Modified, so a change could not be noticed"
+    )]
+    NoVersion,
+    /// The server does not serve parts of objects.
+    #[error("the server does not answer ranges of bytes")]
+    NoRanges,
+    /// The server lists no directories.
+    #[error("this server lists no directories")]
+    NoListing,
+    /// A listing that is too long.
+    #[error("more than {limit} names are in it")]
+    TooManyNames {
+        /// The most that are read.
+        limit: usize,
+    },
+    /// Nothing came for too long.
+    #[error("the server gave nothing for {} s; the last attempt: {last}", .waited.as_secs())]
+    Outage {
+        /// The time since the last byte.
+        waited: Duration,
+        /// How the last attempt failed.
+        last: String,
+    },
+    /// The store has refused for another reason.
+    #[error("{message}")]
+    Other {
+        /// The reason, in the client's words.
+        message: String,
+    },
+    /// The threads for sockets cannot be started.
+    #[error("cannot start the network: {0}")]
+    Runtime(std::io::Error),
+}
+
+fn detail(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(": {message}") }
+}
+
+impl RemoteError {
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            RemoteError::Url(error) => error.remedy(),
+            RemoteError::NoCredentials { store: "S3" } => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+            }
+            RemoteError::NoCredentials { store: "Azure" } => {
+                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; for a public container CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+            }
+            RemoteError::NoCredentials { .. } => {
+                "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; for a public bucket CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+            }
+            RemoteError::BadCredentials { .. } => {
+                "log in again, or set other credentials in the environment"
+            }
+            RemoteError::Denied { .. } => {
+                "check that these credentials may read it, and the region or the endpoint of the store"
+            }
+            RemoteError::PlainHttp => "use https://, or allow it with CKPTFS_ALLOW_HTTP=1",
+            RemoteError::Redirect { .. } => {
+                "give the address that it redirects to, if you trust it"
+            }
+            RemoteError::NoVersion => "fetch it first, and give the path of the file on disk",
+            RemoteError::NoRanges => "fetch it first, and give the path of the file on disk",
+            RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
+            RemoteError::TooManyNames { .. } => "give a directory further down",
+            RemoteError::Outage { .. } => {
+                "check the network and the server; to wait longer, set CKPTFS_OUTAGE_TIMEOUT (seconds)"
+            }
+            RemoteError::Other { .. } => {
+                "check the URL, and the region or the endpoint of the store"
+            }
+            RemoteError::Runtime(_) => {
+                "raise the limits on threads and open files (ulimit -u, ulimit -n)"
+            }
+        }
+    }
+
+    /// Whether the object or the user's request is at fault, rather than the network.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, RemoteError::NoVersion | RemoteError::NoRanges)
+    }
+}
+
+/// How a request failed, by what is to be done about it.
+#[derive(Debug)]
+pub enum RequestFailure {
+    /// No object has that name.
+    Missing,
+    /// The object has another version now.
+    Changed,
+    /// It will fail again.
+    Permanent(RemoteError),
+    /// It may succeed later.
+    Transient {
+        /// What happened.
+        message: String,
+        /// The time that the server asks to wait.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl RequestFailure {
+    /// A failure of which the same request may succeed later.
+    pub fn transient(message: impl Into<String>) -> RequestFailure {
+        RequestFailure::Transient { message: message.into(), retry_after: None }
+    }
+}
+
+impl From<object_store::Error> for RequestFailure {
+    fn from(error: object_store::Error) -> RequestFailure {
+        if let Some(error) = find_source::<TransportError>(&error) {
+            return error.to_failure();
+        }
+        match error {
+            object_store::Error::NotFound { .. } => RequestFailure::Missing,
+            object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
+                RequestFailure::Changed
+            }
+            object_store::Error::PermissionDenied { source, .. }
+            | object_store::Error::Unauthenticated { source, .. } => {
+                let message = describe(&*source);
+                RequestFailure::Permanent(RemoteError::Denied { message })
+            }
+            error => {
+                let message = describe(&error);
+                match message.contains("non-partial response") {
+                    true => RequestFailure::Permanent(RemoteError::NoRanges),
+                    false => RequestFailure::Permanent(RemoteError::Other { message }),
+                }
+            }
+        }
+    }
+}
+
+/// The first error of a type among an error and its sources.
+fn find_source<'a, E: std::error::Error + 'static>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<E>() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// The longest text of a server that a message has.
+const MAX_DETAIL_CHARS: usize = 200;
+
+/// The error's own words on one line. A server's answer can be a page.
+fn describe(error: &dyn std::error::Error) -> String {
+    let text = error.to_string();
+    // An answer in XML has the reason in its message.
+    let text =
+        match text.split_once("<Message>").and_then(|(_, rest)| rest.split_once("</Message>")) {
+            Some((message, _)) => message,
+            None => &text,
+        };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line: String = words.join(" ").chars().filter(|c| !c.is_control()).collect();
+    match line.char_indices().nth(MAX_DETAIL_CHARS) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}

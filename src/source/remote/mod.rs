@@ -1,0 +1,24 @@
+//! Sources in object stores and behind web servers.
+//!
+//! [`RemoteDirectory`] lists prefixes, and opens objects as [`RemoteFile`]s. Both are blocking: a caller's thread waits
+//! while the `runtime`'s threads serve the sockets. Every read is conditional on the version that was opened, and its
+//! answer is compared with it: length, range and ETag. `retry` resumes a read that broke where it broke.
+//!
+//! `transport` is the one place where requests are sent. `store` builds the client of a store, with the credentials
+//! that `credentials` finds.
+
+mod credentials;
+mod directory;
+mod error;
+mod file;
+mod options;
+mod retry;
+mod runtime;
+mod store;
+mod transport;
+mod version;
+
+pub use directory::RemoteDirectory;
+pub use error::RemoteError;
+pub use options::{RemoteOptions, remote_options, set_remote_options};
+pub use transport::{RequestCounters, request_counters};

@@ -1,0 +1,54 @@
+//! What a process allows and how long it waits: the same for all of its remote sources.
+
+use std::sync::{OnceLock, RwLock};
+use std::time::Duration;
+
+/// How remote sources are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Send requests without encryption, where the URL or the endpoint says so.
+    pub allow_http: bool,
+    /// Send requests without credentials, for public buckets.
+    pub anonymous: bool,
+    /// Ask the cloud's metadata server for credentials, if there are no others.
+    pub instance_metadata: bool,
+    /// How long a read waits for a server that does not answer, before it fails.
+    pub outage_timeout: Duration,
+}
+
+/// The default of the longest outage: a server that restarts is back sooner.
+const DEFAULT_OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Default for RemoteOptions {
+    /// The options that the environment states.
+    fn default() -> Self {
+        let is_set = |names: &[&str]| {
+            let value = names.iter().find_map(|name| std::env::var(name).ok());
+            value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes"))
+        };
+        let seconds = std::env::var("CKPTFS_OUTAGE_TIMEOUT").ok();
+        let seconds = seconds.and_then(|text| text.parse().ok());
+        RemoteOptions {
+            allow_http: is_set(&["CKPTFS_ALLOW_HTTP", "AWS_ALLOW_HTTP"]),
+            anonymous: is_set(&["CKPTFS_ANONYMOUS", "AWS_SKIP_SIGNATURE"]),
+            instance_metadata: is_set(&["CKPTFS_INSTANCE_METADATA"]),
+            outage_timeout: seconds.map_or(DEFAULT_OUTAGE_TIMEOUT, Duration::from_secs),
+        }
+    }
+}
+
+static OPTIONS: OnceLock<RwLock<RemoteOptions>> = OnceLock::new();
+
+fn options() -> &'static RwLock<RemoteOptions> {
+    OPTIONS.get_or_init(RwLock::default)
+}
+
+/// The options of this process.
+pub fn remote_options() -> RemoteOptions {
+    options().read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+}
+
+/// Sets the options of this process, for stores that are opened from now on.
+pub fn set_remote_options(new: RemoteOptions) {
+    *options().write().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
+}

@@ -1,0 +1,57 @@
+//! When a request that failed is sent again: with growing pauses, until nothing came for too long.
+
+use std::time::{Duration, Instant};
+
+use super::error::{RemoteError, RequestFailure};
+use super::transport::count_retry;
+
+/// The first pause. Each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause: a server that is back is noticed within it.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// The retries of one read.
+pub struct RetryBudget {
+    outage_timeout: Duration,
+    last_progress: Instant,
+    pause: Duration,
+}
+
+impl RetryBudget {
+    /// A budget that ends when nothing came for that long.
+    pub fn new(outage_timeout: Duration) -> RetryBudget {
+        RetryBudget { outage_timeout, last_progress: Instant::now(), pause: FIRST_PAUSE }
+    }
+
+    /// Records that bytes came.
+    pub fn on_progress(&mut self) {
+        self.last_progress = Instant::now();
+        self.pause = FIRST_PAUSE;
+    }
+
+    /// Waits before the next attempt, or says that there is none.
+    pub async fn wait_after(&mut self, failure: RequestFailure) -> Result<(), RequestFailure> {
+        let RequestFailure::Transient { message, retry_after } = failure else {
+            return Err(failure);
+        };
+        let waited = self.last_progress.elapsed();
+        let pause = retry_after.unwrap_or_else(|| with_jitter(self.pause));
+        if waited + pause > self.outage_timeout {
+            let error = RemoteError::Outage { waited, last: message };
+            return Err(RequestFailure::Permanent(error));
+        }
+        tracing::debug!(why = message, ?pause, "a request is sent again");
+        count_retry();
+        tokio::time::sleep(pause).await;
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        Ok(())
+    }
+}
+
+/// Between half of a pause and all of it, so that readers that failed together do not return together.
+fn with_jitter(pause: Duration) -> Duration {
+    let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let fraction = nanos.map_or(0, |now| now.subsec_nanos() % 1000);
+    pause / 2 + pause / 2 * fraction / 1000
+}

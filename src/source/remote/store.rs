@@ -1,0 +1,298 @@
+//! The client of one bucket, container or web server, and its requests.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::path::Path as ObjectPath;
+use object_store::{BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::source::url::{SourceUrl, StoreKind};
+use crate::threads::lock;
+
+use super::credentials;
+use super::error::{RemoteError, RequestFailure};
+use super::options::{RemoteOptions, remote_options};
+use super::transport::Connector;
+use super::version::ObjectVersion;
+
+/// Requests of one store that are in flight at once: enough to fill a fast network at 50 MB/s a connection.
+const MAX_REQUEST_COUNT: usize = 64;
+
+/// Names of a directory that are read. A listing beyond that is no model's.
+const MAX_NAME_COUNT: usize = 100_000;
+
+/// Objects of one store, by their keys.
+pub struct RemoteStore {
+    client: Box<dyn ObjectStore>,
+    kind: StoreKind,
+    /// Stands for the store in identities.
+    pub id: u64,
+    pub options: RemoteOptions,
+    in_flight: Semaphore,
+    listings: Mutex<HashMap<String, Arc<Listing>>>,
+}
+
+impl std::fmt::Debug for RemoteStore {
+    // Not the client, which has the credentials.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteStore").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// The body of an answer, which holds its place among the requests in flight.
+pub struct ObjectBody<'a> {
+    pub stream: BoxStream<'static, object_store::Result<bytes::Bytes>>,
+    _permit: SemaphorePermit<'a>,
+}
+
+/// What a directory has: objects with their versions, and directories.
+#[derive(Debug, Default)]
+pub struct ListedNames {
+    pub objects: Vec<(String, ObjectMeta)>,
+    pub directories: Vec<String>,
+}
+
+/// The names in a directory with their versions, and when they were asked for.
+#[derive(Debug)]
+pub struct Listing {
+    pub taken_at: Instant,
+    pub entries: BTreeMap<String, ListedEntry>,
+}
+
+/// What has a name in a directory.
+#[derive(Clone, Debug)]
+pub enum ListedEntry {
+    Object(ObjectVersion),
+    Directory,
+}
+
+/// Listings that a store remembers. A program that walks through more asks again.
+const MAX_LISTING_COUNT: usize = 1000;
+
+/// The stores that are open, by what their clients were made of.
+static STORES: Mutex<Option<HashMap<StoreKey, Arc<RemoteStore>>>> = Mutex::new(None);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct StoreKey {
+    kind: StoreKind,
+    scheme: &'static str,
+    host: String,
+    endpoint: String,
+    options: (bool, bool, bool, Duration),
+    pid: u32,
+}
+
+impl RemoteStore {
+    /// The store of a URL. Stores are kept, with their connections.
+    pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
+        let options = remote_options();
+        let RemoteOptions { allow_http, anonymous, instance_metadata, outage_timeout } = options;
+        let key = StoreKey {
+            kind: url.kind,
+            scheme: url.scheme,
+            host: url.host.clone(),
+            endpoint: endpoint_of(url.kind),
+            options: (allow_http, anonymous, instance_metadata, outage_timeout),
+            pid: std::process::id(),
+        };
+        let known = lock(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());
+        if let Some(store) = known {
+            return Ok(store);
+        }
+        let hash = blake3::hash(format!("{:?} {} {}", url.kind, key.endpoint, url.host).as_bytes());
+        let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+        let store = Arc::new(RemoteStore {
+            client: build_client(url, &options)?,
+            kind: url.kind,
+            id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            options,
+            in_flight: Semaphore::new(MAX_REQUEST_COUNT),
+            listings: Mutex::default(),
+        });
+        let mut stores = lock(&STORES);
+        let stores = stores.get_or_insert_default();
+        Ok(Arc::clone(stores.entry(key).or_insert(store)))
+    }
+
+    /// The listing of a directory, if it is not older.
+    pub fn known_listing(&self, key: &str, max_age: Duration) -> Option<Arc<Listing>> {
+        let known = lock(&self.listings).get(key).cloned();
+        known.filter(|listing| listing.taken_at.elapsed() < max_age)
+    }
+
+    /// Keeps the listing of a directory.
+    pub fn remember_listing(&self, key: String, listing: Arc<Listing>) {
+        let mut listings = lock(&self.listings);
+        if listings.len() >= MAX_LISTING_COUNT {
+            listings.clear();
+        }
+        listings.insert(key, listing);
+    }
+
+    fn object_path(&self, key: &str) -> Result<ObjectPath, RequestFailure> {
+        let path = match self.kind {
+            StoreKind::Http => ObjectPath::from_url_path(key),
+            _ => ObjectPath::parse(key),
+        };
+        // No store has an object of such a name.
+        path.map_err(|_| RequestFailure::Missing)
+    }
+
+    async fn permit(&self) -> SemaphorePermit<'_> {
+        self.in_flight.acquire().await.expect("it is never closed")
+    }
+
+    /// The metadata of an object.
+    pub async fn head(&self, key: &str) -> Result<ObjectMeta, RequestFailure> {
+        let path = self.object_path(key)?;
+        let _permit = self.permit().await;
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        Ok(self.client.get_opts(&path, options).await?.meta)
+    }
+
+    /// A range of an object of a version. The answer has just this range, and the same version.
+    pub async fn get(
+        &self,
+        key: &str,
+        version: &ObjectVersion,
+        range: Range<u64>,
+    ) -> Result<ObjectBody<'_>, RequestFailure> {
+        let path = self.object_path(key)?;
+        let permit = self.permit().await;
+        let options = GetOptions {
+            if_match: version.if_match(),
+            range: Some(GetRange::Bounded(range.clone())),
+            ..GetOptions::default()
+        };
+        let answer = self.client.get_opts(&path, options).await?;
+        let found = ObjectVersion::new(&answer.meta).map_err(RequestFailure::Permanent)?;
+        if !found.is_same(version) {
+            return Err(RequestFailure::Changed);
+        }
+        if answer.range != range {
+            return Err(RequestFailure::Permanent(RemoteError::NoRanges));
+        }
+        Ok(ObjectBody { stream: answer.into_stream(), _permit: permit })
+    }
+
+    /// The names directly in a directory.
+    pub async fn list(&self, prefix: &str) -> Result<ListedNames, RequestFailure> {
+        let path = self.object_path(prefix)?;
+        let _permit = self.permit().await;
+        let no_listing = |failure| match (self.kind, failure) {
+            (StoreKind::Http, RequestFailure::Permanent(RemoteError::Other { .. })) => {
+                RequestFailure::Permanent(RemoteError::NoListing)
+            }
+            (_, failure) => failure,
+        };
+        let listed = self.client.list_with_delimiter(Some(&path)).await;
+        let listed = listed.map_err(|error| no_listing(error.into()))?;
+        if listed.objects.len() + listed.common_prefixes.len() > MAX_NAME_COUNT {
+            let error = RemoteError::TooManyNames { limit: MAX_NAME_COUNT };
+            return Err(RequestFailure::Permanent(error));
+        }
+        let name = |path: &ObjectPath| path.filename().map(str::to_owned);
+        let objects = listed.objects.into_iter();
+        Ok(ListedNames {
+            objects: objects.filter_map(|meta| Some((name(&meta.location)?, meta))).collect(),
+            directories: listed.common_prefixes.iter().filter_map(name).collect(),
+        })
+    }
+}
+
+/// The endpoint of a kind of store, where it is not its cloud's own.
+fn endpoint_of(kind: StoreKind) -> String {
+    let names: &[&str] = match kind {
+        StoreKind::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+        StoreKind::Gcs => &["STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"],
+        StoreKind::Azure => {
+            &["AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL", "AZURE_STORAGE_ACCOUNT_NAME"]
+        }
+        StoreKind::Http => &[],
+    };
+    names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default()
+}
+
+/// Failed requests are sent again by us, which resume where they broke.
+fn no_retries() -> RetryConfig {
+    RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
+}
+
+fn build_client(
+    url: &SourceUrl,
+    options: &RemoteOptions,
+) -> Result<Box<dyn ObjectStore>, RemoteError> {
+    let connector = Connector { allow_http: options.allow_http };
+    // Messages of the builders name settings, and no secret.
+    let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
+    let text = |allow: bool| if allow { "true" } else { "false" };
+    let skip = text(options.anonymous);
+    Ok(match url.kind {
+        StoreKind::S3 => {
+            let mut builder = AmazonS3Builder::from_env()
+                .with_bucket_name(&url.host)
+                .with_retry(no_retries())
+                .with_http_connector(connector)
+                .with_config(AmazonS3ConfigKey::SkipSignature, skip);
+            let settings = credentials::aws_settings(options)?;
+            if let Some(region) = settings.region {
+                builder = builder.with_region(region);
+            }
+            if let Some(endpoint) = settings.endpoint {
+                builder = builder.with_endpoint(endpoint);
+            }
+            if let Some(provider) = settings.provider {
+                builder = builder.with_credentials(provider);
+            }
+            Box::new(builder.build().map_err(invalid)?)
+        }
+        StoreKind::Gcs => {
+            let mut builder = GoogleCloudStorageBuilder::from_env()
+                .with_bucket_name(&url.host)
+                .with_retry(no_retries())
+                .with_http_connector(connector)
+                .with_config(GoogleConfigKey::SkipSignature, skip);
+            if let Ok(endpoint) = std::env::var("STORAGE_EMULATOR_HOST") {
+                let has_scheme = endpoint.contains("://");
+                let endpoint = if has_scheme { endpoint } else { format!("http://{endpoint}") };
+                builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
+            }
+            if let Some(provider) = credentials::gcp_provider(options)? {
+                builder = builder.with_credentials(provider);
+            }
+            Box::new(builder.build().map_err(invalid)?)
+        }
+        StoreKind::Azure => {
+            credentials::require_azure(options)?;
+            let builder = MicrosoftAzureBuilder::from_env()
+                .with_container_name(&url.host)
+                .with_retry(no_retries())
+                .with_http_connector(connector)
+                .with_config(AzureConfigKey::SkipSignature, skip);
+            Box::new(builder.build().map_err(invalid)?)
+        }
+        StoreKind::Http => {
+            let builder = HttpBuilder::new()
+                .with_url(format!("{}://{}", url.scheme, url.host))
+                .with_retry(no_retries())
+                .with_http_connector(connector);
+            Box::new(builder.build().map_err(invalid)?)
+        }
+    })
+}
+
+impl ObjectBody<'_> {
+    /// The next bytes; `None` at the end of the body.
+    pub async fn next(&mut self) -> Option<Result<bytes::Bytes, RequestFailure>> {
+        Some(self.stream.next().await?.map_err(RequestFailure::from))
+    }
+}

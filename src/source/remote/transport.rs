@@ -1,0 +1,387 @@
+//! Sends the requests of all stores: one HTTP client for each, which counts, bounds waiting, and decides on redirects.
+//!
+//! A redirect to another host is followed without credentials. From a host of the internet, none is followed to an address
+//! that only this machine or its network can reach.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::header::{AUTHORIZATION, COOKIE, HOST, LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER};
+use http::{HeaderMap, Method, StatusCode};
+use http_body_util::BodyExt;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use reqwest::Url;
+
+use super::error::{RemoteError, RequestFailure};
+
+/// The longest wait for a connection, or for an answer to begin.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Redirects that one request follows.
+const MAX_REDIRECT_COUNT: usize = 5;
+
+/// The longest time that a server can ask to wait, in one answer.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// Connections that are kept to each host: as many as parts are read at once.
+const MAX_IDLE_CONNECTIONS: usize = 64;
+
+/// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
+const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
+
+/// What all requests of this process added up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounters {
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Bytes of bodies that were received.
+    pub bytes: u64,
+    /// Requests that were sent again after a failure.
+    pub retries: u64,
+}
+
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+static RETRIES: AtomicU64 = AtomicU64::new(0);
+
+/// The counters of this process.
+pub fn request_counters() -> RequestCounters {
+    RequestCounters {
+        requests: REQUESTS.load(Ordering::Relaxed),
+        bytes: BYTES.load(Ordering::Relaxed),
+        retries: RETRIES.load(Ordering::Relaxed),
+    }
+}
+
+/// Counts bytes of a body.
+pub fn count_bytes(bytes: usize) {
+    BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Counts a request that is sent again.
+pub fn count_retry() {
+    RETRIES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Why a request had no answer that its store could use.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The server is overloaded, or failed.
+    #[error("HTTP {status}")]
+    Busy { status: StatusCode, retry_after: Option<Duration> },
+    /// The connection failed or broke.
+    #[error("{0}")]
+    Connection(String),
+    /// The address is not encrypted.
+    #[error("the address is not encrypted")]
+    PlainHttp,
+    /// A redirect that is not followed.
+    #[error("a redirect to {host} is not followed")]
+    Redirect { host: String, why: &'static str },
+    /// The bucket is in another region.
+    #[error("the bucket is in the region {0}: set AWS_REGION={0}")]
+    OtherRegion(String),
+}
+
+impl TransportError {
+    /// What is to be done about it.
+    pub fn to_failure(&self) -> RequestFailure {
+        match self {
+            TransportError::Busy { status, retry_after } => RequestFailure::Transient {
+                message: format!("HTTP {status}"),
+                retry_after: *retry_after,
+            },
+            TransportError::Connection(message) => RequestFailure::transient(message),
+            TransportError::PlainHttp => RequestFailure::Permanent(RemoteError::PlainHttp),
+            TransportError::Redirect { host, why } => {
+                let host = host.clone();
+                RequestFailure::Permanent(RemoteError::Redirect { host, why })
+            }
+            TransportError::OtherRegion(_) => {
+                RequestFailure::Permanent(RemoteError::Other { message: self.to_string() })
+            }
+        }
+    }
+}
+
+impl From<TransportError> for HttpError {
+    fn from(error: TransportError) -> HttpError {
+        // The store's client must not retry by itself: reads are resumed where they broke.
+        HttpError::new(HttpErrorKind::Unknown, error)
+    }
+}
+
+fn connection_error(error: &reqwest::Error) -> TransportError {
+    // The innermost error says it shortest, and has no URL.
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let message = match innermost.is::<reqwest::Error>() {
+        true if error.is_timeout() => "timed out".to_owned(),
+        true => "the connection failed".to_owned(),
+        false => innermost.to_string(),
+    };
+    TransportError::Connection(message)
+}
+
+/// Makes the HTTP clients of stores.
+#[derive(Debug)]
+pub struct Connector {
+    pub allow_http: bool,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let generic = |source: reqwest::Error| object_store::Error::Generic {
+            store: "HTTP",
+            source: Box::new(source.without_url()),
+        };
+        // A metadata server has no encryption: the client of its credentials says so.
+        let allows = object_store::ClientConfigKey::AllowHttp;
+        let allow_http = self.allow_http
+            || options.get_config_value(&allows).is_some_and(|value| value == "true");
+        Ok(HttpClient::new(Transport { client: http_client().map_err(generic)?, allow_http }))
+    }
+}
+
+fn http_client() -> reqwest::Result<reqwest::Client> {
+    // An error means that it was installed before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut builder = reqwest::Client::builder()
+        .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(ANSWER_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+        .http1_only();
+    let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
+    if let Some(pem) = bundle.and_then(|path| std::fs::read(path).ok())
+        && let Ok(certificates) = reqwest::Certificate::from_pem_bundle(&pem)
+    {
+        for certificate in certificates {
+            builder = builder.add_root_certificate(certificate);
+        }
+    }
+    builder.build()
+}
+
+/// Sends the requests of one store.
+#[derive(Debug)]
+struct Transport {
+    client: reqwest::Client,
+    allow_http: bool,
+}
+
+#[async_trait]
+impl HttpService for Transport {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        let mut url: Url =
+            parts.uri.to_string().parse().map_err(|_| {
+                TransportError::Connection("the address is not a valid URL".to_owned())
+            })?;
+        let mut headers = parts.headers;
+        for _ in 0..=MAX_REDIRECT_COUNT {
+            if url.scheme() == "http" && !self.allow_http {
+                return Err(TransportError::PlainHttp.into());
+            }
+            REQUESTS.fetch_add(1, Ordering::Relaxed);
+            let request = self
+                .client
+                .request(parts.method.clone(), url.clone())
+                .headers(headers.clone())
+                .body(body.clone())
+                .send();
+            let answer = tokio::time::timeout(ANSWER_TIMEOUT, request).await;
+            let answer = answer
+                .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
+                .map_err(|error| connection_error(&error))?;
+            let status = answer.status();
+            if status == StatusCode::TOO_MANY_REQUESTS
+                || status == StatusCode::REQUEST_TIMEOUT
+                || status.is_server_error()
+            {
+                let retry_after = retry_after(answer.headers());
+                return Err(TransportError::Busy { status, retry_after }.into());
+            }
+            if status.is_redirection() && status != StatusCode::NOT_MODIFIED {
+                if let Some(region) = answer.headers().get("x-amz-bucket-region") {
+                    let region = region.to_str().unwrap_or_default().to_owned();
+                    return Err(TransportError::OtherRegion(region).into());
+                }
+                let target = redirect_target(&url, &parts.method, answer.headers())?;
+                if let Some(target) = target {
+                    check_redirect(&url, &target).await?;
+                    if url.origin() != target.origin() {
+                        remove_credentials(&mut headers);
+                    }
+                    url = target;
+                    continue;
+                }
+            }
+            let answer: http::Response<reqwest::Body> = answer.into();
+            let (parts, body) = answer.into_parts();
+            let body = body.map_err(|error| HttpError::from(connection_error(&error)));
+            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
+        }
+        let host = url.host_str().unwrap_or_default().to_owned();
+        Err(TransportError::Redirect { host, why: "again and again" }.into())
+    }
+}
+
+/// The time that a server asks to wait, in seconds or as a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let wait = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let date = chrono::DateTime::parse_from_rfc2822(text).ok()?;
+            (date.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default()
+        }
+    };
+    Some(wait.min(MAX_RETRY_AFTER))
+}
+
+/// The URL that an answer redirects to; `None` if it states none, or the request is not repeated for it.
+fn redirect_target(
+    url: &Url,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<Option<Url>, TransportError> {
+    let location = headers.get(LOCATION).and_then(|location| location.to_str().ok());
+    let Some(location) = location.filter(|_| matches!(*method, Method::GET | Method::HEAD)) else {
+        return Ok(None);
+    };
+    let refused = |host: &str, why| TransportError::Redirect { host: host.to_owned(), why };
+    let target = url.join(location).map_err(|_| refused("no valid URL", "which is an error"))?;
+    let host = target.host_str().unwrap_or_default();
+    match target.scheme() {
+        "https" => Ok(Some(target)),
+        "http" if url.scheme() == "http" => Ok(Some(target)),
+        _ => Err(refused(host, "without encryption")),
+    }
+}
+
+/// Refuses to be led from the internet into this machine's own network.
+async fn check_redirect(from: &Url, to: &Url) -> Result<(), TransportError> {
+    if from.origin() == to.origin() || has_private_address(from).await {
+        return Ok(());
+    }
+    match has_private_address(to).await {
+        false => Ok(()),
+        true => {
+            let host = to.host_str().unwrap_or_default().to_owned();
+            Err(TransportError::Redirect { host, why: "an address in a private network" })
+        }
+    }
+}
+
+/// Whether a URL's host has an address that only this machine or its network can reach. A name without an address has
+/// none: connecting to it fails.
+async fn has_private_address(url: &Url) -> bool {
+    let Some(host) = url.host_str() else { return false };
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = bare.parse() {
+        return is_private(address);
+    }
+    let port = url.port_or_known_default().unwrap_or(0);
+    match tokio::net::lookup_host((host, port)).await {
+        Ok(mut addresses) => addresses.any(|address| is_private(address.ip())),
+        Err(_) => false,
+    }
+}
+
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            let is_shared = v4.octets()[0] == 100 && v4.octets()[1] & 0xc0 == 64;
+            v4.is_private()
+                || v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_unspecified()
+                || is_shared
+        }
+        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
+            Some(v4) => is_private(v4.into()),
+            None => {
+                v6.is_loopback()
+                    || v6.is_unspecified()
+                    || v6.is_unique_local()
+                    || v6.is_unicast_link_local()
+            }
+        },
+    }
+}
+
+fn remove_credentials(headers: &mut HeaderMap) {
+    let is_credential = |name: &http::HeaderName| {
+        CREDENTIAL_HEADERS.contains(name)
+            || *name == HOST
+            || name.as_str().starts_with("x-amz-")
+            || name.as_str().starts_with("x-ms-")
+            || name.as_str().starts_with("x-goog-")
+    };
+    let names: Vec<_> = headers.keys().filter(|name| is_credential(name)).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_addresses_are_those_of_no_host_of_the_internet() {
+        for address in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.0.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "::1",
+            "fd00::1",
+            "fe80::1",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(is_private(address.parse().unwrap()), "{address}");
+        }
+        for address in ["8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700::1111"] {
+            assert!(!is_private(address.parse().unwrap()), "{address}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_removed_from_headers() {
+        let mut headers = HeaderMap::new();
+        for name in ["authorization", "x-amz-security-token", "range", "if-match", "x-ms-date"] {
+            headers.insert(http::HeaderName::from_static(name), "v".parse().unwrap());
+        }
+        remove_credentials(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(|name| name.as_str()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["if-match", "range"]);
+    }
+
+    #[test]
+    fn a_server_may_ask_to_wait_for_a_minute_and_no_longer() {
+        let after = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, text.parse().unwrap());
+            retry_after(&headers)
+        };
+        assert_eq!(after("3"), Some(Duration::from_secs(3)));
+        assert_eq!(after("99999"), Some(MAX_RETRY_AFTER));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
+        assert_eq!(after("soon"), None);
+    }
+}

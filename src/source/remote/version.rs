@@ -1,0 +1,122 @@
+//! The version of an object: what tells its bytes from those of another object of the same name.
+
+use std::time::{Duration, SystemTime};
+
+use object_store::ObjectMeta;
+
+use crate::source::metadata::{FileIdentity, FileState};
+
+use super::error::RemoteError;
+
+/// Identifies the content of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectVersion {
+    /// The ETag without its quotes; `None` if the server gives none.
+    etag: Option<String>,
+    /// Whether the ETag is a weak one, which servers do not compare for ranges.
+    is_weak: bool,
+    /// Seconds of Last-Modified since 1970; 0 if the server gives none.
+    modified: i64,
+    /// Bytes of the object.
+    pub size: u64,
+}
+
+impl ObjectVersion {
+    /// The version in metadata of a listing or an answer.
+    pub fn new(meta: &ObjectMeta) -> Result<ObjectVersion, RemoteError> {
+        let etag = meta.e_tag.as_deref().filter(|etag| !etag.is_empty());
+        let strong = etag.map(|etag| etag.strip_prefix("W/").unwrap_or(etag));
+        let version = ObjectVersion {
+            etag: strong.map(|etag| etag.trim_matches('"').to_owned()),
+            is_weak: etag.is_some_and(|etag| etag.starts_with("W/")),
+            modified: meta.last_modified.timestamp(),
+            size: meta.size,
+        };
+        match version.etag.is_some() || version.modified != 0 {
+            true => Ok(version),
+            false => Err(RemoteError::NoVersion),
+        }
+    }
+
+    /// The value of If-Match; `None` if the server could not compare it.
+    pub fn if_match(&self) -> Option<String> {
+        let etag = self.etag.as_ref().filter(|_| !self.is_weak)?;
+        Some(format!("\"{etag}\""))
+    }
+
+    /// Whether an answer has the same version. Some servers round Last-Modified differently in listings, so that it
+    /// counts only where there is no ETag.
+    pub fn is_same(&self, other: &ObjectVersion) -> bool {
+        let is_same_tag = match (&self.etag, &other.etag) {
+            (Some(own), Some(others)) => own == others,
+            (None, None) => self.modified == other.modified,
+            _ => false,
+        };
+        is_same_tag && self.size == other.size
+    }
+
+    /// The state of the object as if it were a file: its device is the store, its inode number is the version.
+    pub fn state(&self, store: u64, key: &str) -> FileState {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(key.as_bytes());
+        hasher.update(&[0]);
+        match &self.etag {
+            Some(etag) => hasher.update(etag.as_bytes()),
+            None => hasher.update(&self.modified.to_le_bytes()),
+        };
+        let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+        let identity = FileIdentity {
+            dev: store,
+            ino: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            size: self.size,
+            mtime: self.modified,
+            mtime_nsec: 0,
+        };
+        FileState { identity, ctime: self.modified, ctime_nsec: 0 }
+    }
+
+    /// The time of the last write.
+    pub fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(self.modified.max(0).unsigned_abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::{DateTime, Utc};
+
+    use super::*;
+
+    fn meta(etag: Option<&str>, modified: i64) -> ObjectMeta {
+        ObjectMeta {
+            location: "key".into(),
+            last_modified: DateTime::<Utc>::from_timestamp(modified, 123).unwrap(),
+            size: 5,
+            e_tag: etag.map(str::to_owned),
+            version: None,
+        }
+    }
+
+    #[test]
+    fn versions_are_compared_by_etag_and_without_one_by_time() {
+        let version = |etag, modified| ObjectVersion::new(&meta(etag, modified)).unwrap();
+        assert!(version(Some("\"a\""), 7).is_same(&version(Some("a"), 8)));
+        assert!(!version(Some("\"a\""), 7).is_same(&version(Some("\"b\""), 7)));
+        assert!(!version(Some("\"a\""), 7).is_same(&version(None, 7)));
+        assert!(version(None, 7).is_same(&version(None, 7)));
+        assert!(!version(None, 7).is_same(&version(None, 8)));
+        assert_eq!(version(Some("a"), 7).if_match(), Some("\"a\"".to_owned()));
+        assert_eq!(version(Some("W/\"a\""), 7).if_match(), None);
+        assert!(matches!(ObjectVersion::new(&meta(None, 0)), Err(RemoteError::NoVersion)));
+        assert!(matches!(ObjectVersion::new(&meta(Some(""), 0)), Err(RemoteError::NoVersion)));
+    }
+
+    #[test]
+    fn another_version_is_another_file() {
+        let state = |etag, key| ObjectVersion::new(&meta(etag, 7)).unwrap().state(1, key);
+        assert_eq!(state(Some("a"), "key"), state(Some("\"a\""), "key"));
+        assert_ne!(state(Some("a"), "key").identity, state(Some("b"), "key").identity);
+        assert_ne!(state(Some("a"), "key").identity, state(Some("a"), "other").identity);
+        assert_ne!(state(Some("7"), "key").identity, state(None, "key").identity);
+    }
+}

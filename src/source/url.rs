@@ -1,0 +1,179 @@
+//! URLs of sources: which paths are URLs, and the parts that a store needs of one.
+//!
+//! A URL is passed as a path. Joining and taking the parent work on it as on a path.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The kind of store that a URL names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreKind {
+    /// Amazon S3, or a server that speaks its protocol.
+    S3,
+    /// Google Cloud Storage.
+    Gcs,
+    /// Azure Blob Storage.
+    Azure,
+    /// Any web server.
+    Http,
+}
+
+/// The schemes of each kind, the usual one first.
+const SCHEMES: [(&str, StoreKind); 6] = [
+    ("s3", StoreKind::S3),
+    ("gs", StoreKind::Gcs),
+    ("az", StoreKind::Azure),
+    ("https", StoreKind::Http),
+    ("http", StoreKind::Http),
+    ("s3a", StoreKind::S3),
+];
+
+/// A URL that names a directory or an object in a store.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct SourceUrl {
+    /// The kind of the store.
+    pub kind: StoreKind,
+    /// The scheme: of a web server, whether it is encrypted.
+    pub scheme: &'static str,
+    /// The bucket, the container, or the host with its port.
+    pub host: String,
+    /// The key: path segments with one slash between them, none at its ends.
+    pub key: String,
+}
+
+/// Why a URL names no source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// A user name or a password before the host.
+    #[error("a URL with a user name or a password is refused: it would show in lists and logs")]
+    UserInfo,
+    /// A query string, such as that of a presigned URL.
+    #[error("a URL with a query string is refused: it may be a secret")]
+    Query,
+    /// No bucket or host.
+    #[error("the URL names no bucket and no host")]
+    NoHost,
+    /// Not text.
+    #[error("the URL is not UTF-8")]
+    NotText,
+    /// A segment that leads elsewhere.
+    #[error("the URL has a segment `.` or `..`")]
+    DotSegment,
+}
+
+impl UrlError {
+    /// What the user can do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            UrlError::UserInfo => {
+                "leave the credentials out, and give them by the environment (docs/remote.md)"
+            }
+            UrlError::Query => {
+                "leave out what follows the `?`, and give credentials by the environment (docs/remote.md)"
+            }
+            UrlError::NoHost => {
+                "give s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
+            }
+            UrlError::NotText | UrlError::DotSegment => "check the URL",
+        }
+    }
+}
+
+/// The scheme of a path that is a URL of a store, and the rest after its slashes.
+fn split_scheme(path: &Path) -> Option<(&'static str, StoreKind, &[u8])> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    SCHEMES.iter().find_map(|&(scheme, kind)| {
+        let rest = bytes.strip_prefix(scheme.as_bytes())?;
+        // Python's paths have one slash where a URL has two.
+        let rest = rest.strip_prefix(b":/")?;
+        Some((scheme, kind, rest.strip_prefix(b"/").unwrap_or(rest)))
+    })
+}
+
+/// Whether a path is a URL of a store that can be read.
+pub fn is_source_url(path: &Path) -> bool {
+    split_scheme(path).is_some()
+}
+
+impl SourceUrl {
+    /// Parses a path; `None` if it is not a URL of a store.
+    pub fn parse(path: &Path) -> Option<Result<SourceUrl, UrlError>> {
+        let (scheme, kind, rest) = split_scheme(path)?;
+        Some(SourceUrl::parse_rest(scheme, kind, rest))
+    }
+
+    fn parse_rest(
+        scheme: &'static str,
+        kind: StoreKind,
+        rest: &[u8],
+    ) -> Result<SourceUrl, UrlError> {
+        let rest = std::str::from_utf8(rest).map_err(|_| UrlError::NotText)?;
+        let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
+        if host.contains('@') {
+            return Err(UrlError::UserInfo);
+        }
+        if rest.contains(['?', '#']) {
+            return Err(UrlError::Query);
+        }
+        if host.is_empty() {
+            return Err(UrlError::NoHost);
+        }
+        let segments: Vec<&str> = key.split('/').filter(|segment| !segment.is_empty()).collect();
+        if segments.iter().any(|segment| matches!(*segment, "." | "..")) {
+            return Err(UrlError::DotSegment);
+        }
+        Ok(SourceUrl { kind, scheme, host: host.to_owned(), key: segments.join("/") })
+    }
+
+    /// The URL as a path, in its usual form.
+    pub fn to_path(&self) -> PathBuf {
+        self.to_string().into()
+    }
+}
+
+impl fmt::Display for SourceUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SourceUrl { kind: _, scheme, host, key } = self;
+        let slash = if key.is_empty() { "" } else { "/" };
+        write!(f, "{scheme}://{host}{slash}{key}")
+    }
+}
+
+impl fmt::Debug for SourceUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_told_from_a_path_and_has_one_form() {
+        let url = |text: &str| SourceUrl::parse(Path::new(text));
+        for (text, form) in [
+            ("s3://bucket/models/llama/", "s3://bucket/models/llama"),
+            ("s3:/bucket//a", "s3://bucket/a"),
+            ("gs://bucket", "gs://bucket"),
+            ("https://host:8080/a%20b/c", "https://host:8080/a%20b/c"),
+        ] {
+            assert_eq!(url(text).unwrap().unwrap().to_string(), form);
+        }
+        for text in ["models", "/s3://bucket", "file:///a", "hf://org/name", "s3:bucket"] {
+            assert!(url(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_url_with_a_secret_is_refused_without_showing_it() {
+        let error = |text: &str| SourceUrl::parse(Path::new(text)).unwrap().unwrap_err();
+        assert_eq!(error("https://me:secret@host/a"), UrlError::UserInfo);
+        assert_eq!(error("https://host/a?X-Amz-Signature=secret"), UrlError::Query);
+        assert_eq!(error("s3:///a"), UrlError::NoHost);
+        assert_eq!(error("s3://bucket/a/../b"), UrlError::DotSegment);
+        for error in [UrlError::UserInfo, UrlError::Query] {
+            assert!(!error.to_string().contains("secret"));
+        }
+    }
+}
