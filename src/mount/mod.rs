@@ -150,7 +150,7 @@ fn start_survey(view: &Arc<View>) -> RunningSurvey {
 
 /// Refuses a single file that is no checkpoint. A file that the view shows as it is was not parsed yet.
 fn require_checkpoint(source: &Path, view: &View) -> Result<(), MountError> {
-    if source.is_dir() {
+    if !view.is_single() {
         return Ok(());
     }
     let entries = view.list(Path::new(""))?.entries;

@@ -48,6 +48,9 @@ pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) 
     }
 }
 
+/// Of a source that is not on this machine, and is found by its URL alone.
+const NO_DESCRIPTOR: i32 = -1;
+
 fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
     let view = &state.view;
     let (path, is_virtual_file, options) = match &inode.kind {
@@ -68,7 +71,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
             ranks: *ranks,
         },
         pid: std::process::id(),
-        rootfd: view.root().descriptor()?.as_raw_fd(),
+        rootfd: view.root().descriptor().map_or(NO_DESCRIPTOR, |fd| fd.as_raw_fd()),
     };
     serde_json::to_vec(&attribute).ok()
 }

@@ -6,7 +6,7 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::mount_info::mountinfo::{self, PathHandle};
-use crate::source::is_remote_name;
+use crate::source::{is_remote_name, is_source_url};
 
 use super::liveness::Liveness;
 use super::stale_mounts;
@@ -49,7 +49,8 @@ pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, Mo
     let is_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     // The view reports a source that is missing: a set of shards has a name that no file has.
     let source = stat_path(&options.source).ok();
-    if source.is_none() && is_remote_name(&options.source) {
+    let is_url = is_source_url(&options.source);
+    if source.is_none() && !is_url && is_remote_name(&options.source) {
         return Err(MountError::Missing { path: options.source.clone() });
     }
     let source = source.filter(is_directory);
@@ -79,6 +80,7 @@ pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, Mo
     }
     // The path of a file keeps its links: the view shows the file by the name that the user gave.
     let absolute = match source {
+        _ if is_url => Ok(options.source.clone()),
         Some(_) => std::fs::canonicalize(&options.source),
         None => std::path::absolute(&options.source),
     };
