@@ -82,6 +82,7 @@ class Report:
     direct: int
     gpudirect: int
     buffered: int
+    remote: int
     gathered: int
     memory: int
     mapped: int

@@ -45,6 +45,8 @@ pub struct LoadReport {
     pub gpudirect: u64,
     /// Bytes read through the page cache.
     pub buffered: u64,
+    /// Bytes that stores sent.
+    pub remote: u64,
     /// Bytes that are strided or byte-swapped in their files.
     pub gathered: u64,
     /// Bytes that were in memory already.
@@ -62,6 +64,7 @@ pub struct ByteTally {
     pub direct: AtomicU64,
     pub gpudirect: AtomicU64,
     pub buffered: AtomicU64,
+    pub remote: AtomicU64,
     pub gathered: AtomicU64,
     pub memory: AtomicU64,
 }
@@ -69,13 +72,14 @@ pub struct ByteTally {
 impl LoadReport {
     /// Adds so many tensors of one checkpoint. `fallback` is why they were read through a mount.
     pub fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, fallback: Option<&str>) {
-        let ByteTally { cached, direct, gpudirect, buffered, gathered, memory } = tally;
+        let ByteTally { cached, direct, gpudirect, buffered, remote, gathered, memory } = tally;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.tensors += tensors;
         self.cached += read(cached);
         self.direct += read(direct);
         self.gpudirect += read(gpudirect);
         self.buffered += read(buffered);
+        self.remote += read(remote);
         self.gathered += read(gathered);
         self.memory += read(memory);
         if let Some(reason) = fallback {
@@ -93,6 +97,7 @@ impl LoadReport {
             direct,
             gpudirect,
             buffered,
+            remote,
             gathered,
             memory,
             fallbacks,
@@ -105,6 +110,7 @@ impl LoadReport {
         self.direct += direct;
         self.gpudirect += gpudirect;
         self.buffered += buffered;
+        self.remote += remote;
         self.gathered += gathered;
         self.memory += memory;
         for (reason, tensors) in fallbacks {
@@ -120,13 +126,25 @@ impl LoadReport {
 #[derive(Clone, Copy, Debug)]
 pub struct Concurrency {
     pub threads: usize,
+    /// Whether the user gave no number of threads.
+    pub is_default: bool,
     /// Threads for which the memory limit allows buffers.
     pub max_threads: usize,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
 
+/// Threads that wait for a store: at 50 MB/s a connection, as many as a fast network needs.
+const REMOTE_THREADS: usize = 32;
+
 impl Concurrency {
+    /// The same for files in stores, unless the user gave a number of threads.
+    pub fn for_stores(self) -> Concurrency {
+        let threads =
+            if self.is_default { REMOTE_THREADS.min(self.max_threads) } else { self.threads };
+        Concurrency { threads, ..self }
+    }
+
     /// The same with another number of threads, if one is given; within the memory limit.
     pub fn with_threads(self, threads: Option<usize>) -> Concurrency {
         let threads = threads.unwrap_or(self.threads).clamp(1, self.max_threads);
@@ -286,6 +304,12 @@ impl<S> SourceReader<'_, S> {
         let LoadExtent { origin, range, mut targets, .. } = extent;
         let tally = &self.source.tally;
         let len = range.end - range.start;
+        if let Some(mut targets) = in_place_targets::<T, S>(&mut targets)
+            && file.read_remote(&mut targets)?
+        {
+            tally.remote.fetch_add(len, Ordering::Relaxed);
+            return Ok(());
+        }
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;
         if !is_tiny && file.is_cached(&range) && self.read_cached(file, &range, &mut targets)? {
             tally.cached.fetch_add(len, Ordering::Relaxed);

@@ -19,7 +19,10 @@ use crate::virtual_file::{VirtualFile, VirtualFileReader};
 use super::error::LoadError;
 use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
 use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
-use super::plan::{MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, SplitPolicy, Target, plan_jobs};
+use super::plan::{
+    MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, REMOTE_EXTENT_BYTES, REMOTE_GAP_BYTES, SplitPolicy,
+    Target, plan_jobs,
+};
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
 
@@ -77,7 +80,9 @@ impl OpenCheckpoint {
     ) -> OpenCheckpoint {
         let origins = reader.virtual_file().origins().len();
         let files = (0..origins as u32).map(|n| reader.origins().file(OriginId(n)));
-        let files = files.map(|file| file.map(FileReader::new)).collect();
+        let files: Box<[_]> = files.map(|file| file.map(FileReader::new)).collect();
+        let is_remote = files.iter().flatten().any(FileReader::is_remote);
+        let concurrency = if is_remote { concurrency.for_stores() } else { concurrency };
         OpenCheckpoint {
             path: path.to_path_buf(),
             format,
@@ -110,6 +115,11 @@ impl OpenCheckpoint {
     /// Whether reading it never waits for another program or machine.
     pub fn is_local(&self) -> bool {
         self.files.iter().flatten().all(FileReader::is_local)
+    }
+
+    /// Whether its files lie in stores.
+    pub fn is_remote(&self) -> bool {
+        self.files.iter().flatten().any(FileReader::is_remote)
     }
 
     /// What was chosen and what was left out, in words.
@@ -363,7 +373,8 @@ pub fn load_with_sink<'a, T: Target + Send>(
     let context = LoadContext { concurrency: first.concurrency.with_threads(threads), sink, stop };
     let sources: Vec<LoadSource<'_>> =
         checkpoints.iter().map(|(checkpoint, _)| checkpoint.load_source()).collect();
-    let policy = SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES };
+    let is_remote = checkpoints.iter().all(|(checkpoint, _)| checkpoint.is_remote());
+    let policy = split_policy(is_remote, sink);
     execute(&sources, plan_jobs(items, policy), &context)?;
     let seconds = started.elapsed().as_secs_f64();
     let mut report = LoadReport { bytes, seconds, ..LoadReport::default() };
@@ -371,6 +382,15 @@ pub fn load_with_sink<'a, T: Target + Send>(
         report.add_checkpoint(tensors, &source.tally, checkpoint.route.fallback());
     }
     Ok(report)
+}
+
+/// Where extents end, of sources that all lie in stores or on filesystems.
+fn split_policy<T, S: Sink<T>>(is_remote: bool, _sink: &S) -> SplitPolicy {
+    if is_remote && S::IS_HOST_MEMORY {
+        SplitPolicy { boundary_bytes: REMOTE_EXTENT_BYTES, max_gap_bytes: REMOTE_GAP_BYTES }
+    } else {
+        SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES }
+    }
 }
 
 /// Like [`load_many`], each tensor into memory of its own.

@@ -77,10 +77,11 @@ impl LoadOptions {
         if allowed < needed {
             return Err(LoadError::MemoryLimit { path: path.to_path_buf(), allowed, needed });
         }
+        let is_default = threads.is_none();
         let threads = threads.map_or(DEFAULT_THREADS, NonZeroUsize::get);
         let max_threads = usize::try_from(allowed / needed).unwrap_or(usize::MAX);
         let threads = threads.min(max_threads);
-        Ok(Concurrency { threads, max_threads, leave_cache: *leave_cache })
+        Ok(Concurrency { threads, is_default, max_threads, leave_cache: *leave_cache })
     }
 }
 

@@ -16,6 +16,12 @@ pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 /// request.
 pub const MAX_GAP_BYTES: u64 = 64 << 10;
 
+/// The same for a store, where a connection is slow to start and fast then.
+pub const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
+
+/// Unwanted bytes that a store sends in the time of one more request.
+pub const REMOTE_GAP_BYTES: u64 = 512 << 10;
+
 /// Where bytes belong: memory of the caller's, of a device, or anything that can be split.
 pub trait Target: Sized {
     /// The number of bytes.

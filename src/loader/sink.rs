@@ -20,6 +20,9 @@ pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;
 
 /// What a load passes bytes through, to targets of a type.
 pub trait Sink<T>: Sync {
+    /// Whether reads can fill every target, so that extents need not fit in a staging buffer.
+    const IS_HOST_MEMORY: bool = false;
+
     /// The memory of a target, if reads can fill it.
     fn host_memory(target: &mut T) -> Option<&mut [u8]>;
 
@@ -90,6 +93,8 @@ impl BufferPool {
 }
 
 impl Sink<&mut [u8]> for BufferPool {
+    const IS_HOST_MEMORY: bool = true;
+
     fn host_memory<'t>(target: &'t mut &mut [u8]) -> Option<&'t mut [u8]> {
         Some(target)
     }

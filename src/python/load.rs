@@ -35,6 +35,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             direct,
             gpudirect,
             buffered,
+            remote,
             gathered,
             memory,
             fallbacks,
@@ -50,6 +51,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             ("direct", direct),
             ("gpudirect", gpudirect),
             ("buffered", buffered),
+            ("remote", remote),
             ("gathered", gathered),
             ("memory", memory),
         ];

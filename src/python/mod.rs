@@ -69,6 +69,12 @@ mod _ckptfs {
         crate::cli::sizes::parse_size(text).map_err(PyValueError::new_err)
     }
 
+    /// Whether a path is the URL of a store that can be read.
+    #[pyfunction]
+    fn is_source_url(path: std::path::PathBuf) -> bool {
+        crate::source::is_source_url(&path)
+    }
+
     /// A variable of the environment, in a tenth of the time that `os.environ` takes.
     #[pyfunction]
     fn environment_variable(name: &str) -> Option<String> {

@@ -148,6 +148,14 @@ impl OpenFile {
         self.handle.read_available_at(buf, offset)
     }
 
+    /// Fills each target from its offset. Targets are in order and lie close together.
+    pub(super) fn read_scattered(
+        &self,
+        targets: &mut [(u64, &mut [u8])],
+    ) -> Result<(), SourceError> {
+        self.handle.read_scattered(targets)
+    }
+
     /// Fills `buf` with another descriptor of the same file.
     pub(super) fn read_exact_with(
         &self,

@@ -101,6 +101,21 @@ impl FileReader {
         self.file.check_unchanged()
     }
 
+    /// Fills each target from its offset with one request, of a file that is not on this machine; false if it is.
+    /// Targets are in order and lie close together.
+    pub fn read_remote(&self, targets: &mut [(u64, &mut [u8])]) -> Result<bool, SourceError> {
+        if self.file.descriptor().is_some() {
+            return Ok(false);
+        }
+        self.file.read_scattered(targets)?;
+        Ok(true)
+    }
+
+    /// Whether the file lies in a store, and not on a filesystem.
+    pub fn is_remote(&self) -> bool {
+        self.file.descriptor().is_none()
+    }
+
     /// As [`FileReader::read_buffered`], without the kernel's readahead.
     pub fn read_without_readahead(&self, out: &mut [u8], offset: u64) -> Result<(), SourceError> {
         let Some(fd) = self.residency.no_readahead_fd(&self.file) else {

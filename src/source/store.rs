@@ -136,6 +136,10 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
     /// Fills `buf` up to the current end of the file, and returns the number of bytes read.
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError>;
 
+    /// Fills each target from its offset, all of a file of its size or larger. Targets are in order and lie close
+    /// together: a store fetches what is between them too.
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError>;
+
     /// Announces that all of a range will be read soon.
     fn advise_will_need(&self, _range: Range<u64>) {}
 

@@ -19,7 +19,7 @@ class Handle:
         # what comes after `link/..` lies elsewhere.
         path = parse_path(path)
         self.path, self.options = path, options
-        if not os.path.isabs(self.path):
+        if not os.path.isabs(self.path) and not _ckptfs.is_source_url(self.path):
             self.path = os.path.join(os.getcwd(), self.path)
         self._checkpoint = _ckptfs.Checkpoint(path, options)
         self._lock, self._users, self._is_stale = threading.Lock(), 0, False

@@ -64,6 +64,15 @@ impl FileHandle for LocalFile {
         read_available(&self.fd, buf, offset).map_err(|e| SourceError::io(&self.path, "read it", e))
     }
 
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+        for (offset, target) in targets {
+            if self.read_available_at(target, *offset)? < target.len() {
+                return Err(SourceError::Truncated { path: self.path.clone(), offset: *offset });
+            }
+        }
+        Ok(())
+    }
+
     fn advise_will_need(&self, range: Range<u64>) {
         let len = NonZeroU64::new(range.end.saturating_sub(range.start));
         let _ = fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);

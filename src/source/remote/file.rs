@@ -1,7 +1,6 @@
 //! An object of one version, read in parts.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +15,7 @@ use super::error::{RemoteError, RequestFailure};
 use super::retry::RetryBudget;
 use super::runtime::block_on;
 use super::store::RemoteStore;
-use super::transport::{ANSWER_TIMEOUT, count_bytes};
+use super::transport::count_bytes;
 use super::version::ObjectVersion;
 
 /// Bytes of one request. Larger parts make a slow connection the last, smaller ones cost more requests.
@@ -26,7 +25,10 @@ const PART_BYTES: u64 = 8 << 20;
 const PAGE_BYTES: u64 = 64 << 10;
 
 /// Pages of one open file that are kept. A parser reads a header, or the entries at the end, and returns to them.
-const MAX_PAGE_COUNT: usize = 64;
+const MAX_PAGE_COUNT: usize = 256;
+
+/// Pages that are fetched at once where they are read in order, as for tensors whose values lie apart.
+const MAX_RUN_PAGES: u64 = 64;
 
 /// A page, empty until it was fetched. A reader that needs it waits for the one that fetches it.
 type PageSlot = Mutex<Option<Vec<u8>>>;
@@ -40,6 +42,24 @@ pub struct RemoteFile {
     /// The URL for messages.
     path: PathBuf,
     pages: Mutex<HashMap<u64, Arc<PageSlot>>>,
+    page_run: Mutex<PageRun>,
+}
+
+/// The pages that were fetched last.
+#[derive(Debug, Default)]
+struct PageRun {
+    end: u64,
+    len: u64,
+}
+
+impl PageRun {
+    /// The number of pages to fetch from a page on.
+    fn next(&mut self, number: u64) -> u64 {
+        let is_in_order = self.end == number && number > 0;
+        self.len = if is_in_order { (self.len * 2).min(MAX_RUN_PAGES) } else { 1 };
+        self.end = number + self.len;
+        self.len
+    }
 }
 
 impl RemoteFile {
@@ -49,28 +69,30 @@ impl RemoteFile {
         version: ObjectVersion,
         path: PathBuf,
     ) -> RemoteFile {
-        RemoteFile { store, key, version, path, pages: Mutex::default() }
+        let (pages, page_run) = Default::default();
+        RemoteFile { store, key, version, path, pages, page_run }
     }
 
     /// Reads a range in parts that are fetched at once, each into its place.
     fn read_parts(&self, out: &mut [u8], offset: u64) -> Result<(), SourceError> {
         let parts =
             out.chunks_mut(PART_BYTES as usize).zip((offset..).step_by(PART_BYTES as usize));
-        let reads = parts.map(|(part, at)| self.read_part(part, at));
+        let reads = parts.map(|(part, at)| async move { self.read_part(&mut [(at, part)]).await });
         let read = block_on(try_join_all(reads))
             .map_err(|error| self.error(RequestFailure::Permanent(RemoteError::Runtime(error))))?;
         read.map(|_| ()).map_err(|failure| self.error(failure))
     }
 
-    /// Reads one range, and resumes where an answer broke.
-    async fn read_part(&self, out: &mut [u8], offset: u64) -> Result<(), RequestFailure> {
+    /// Reads one range into the targets that lie in it, and resumes where an answer broke.
+    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), RequestFailure> {
+        let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
+        let start = targets.first().map_or(end, |(at, _)| *at);
         let mut budget = RetryBudget::new(self.store.options.outage_timeout);
-        let mut done = 0;
-        while done < out.len() {
-            let before = done;
-            let rest = offset + done as u64..offset + out.len() as u64;
-            if let Err(failure) = self.read_body(rest, out, &mut done).await {
-                if done > before {
+        let mut reached = start;
+        while reached < end {
+            let before = reached;
+            if let Err(failure) = self.read_body(end, targets, &mut reached).await {
+                if reached > before {
                     budget.on_progress();
                 }
                 budget.wait_after(failure).await?;
@@ -79,26 +101,26 @@ impl RemoteFile {
         Ok(())
     }
 
-    /// Reads one answer. `done` counts the bytes of `out` that are there, also if it breaks.
+    /// Reads one answer, from `reached` to `end`. What came before it broke is in its place, and `reached` behind it.
     async fn read_body(
         &self,
-        range: Range<u64>,
-        out: &mut [u8],
-        done: &mut usize,
+        end: u64,
+        targets: &mut [(u64, &mut [u8])],
+        reached: &mut u64,
     ) -> Result<(), RequestFailure> {
-        let mut body = self.store.get(&self.key, &self.version, range).await?;
-        while *done < out.len() {
-            let next = tokio::time::timeout(ANSWER_TIMEOUT, body.next()).await;
+        let mut body = self.store.get(&self.key, &self.version, *reached..end).await?;
+        while *reached < end {
+            let next = tokio::time::timeout(self.store.options.stall_timeout, body.next()).await;
             let stalled = |_| RequestFailure::transient("the answer stalled");
             let Some(bytes) = next.map_err(stalled)?.transpose()? else {
                 return Err(RequestFailure::transient("the answer ended early"));
             };
-            let Some(place) = out.get_mut(*done..*done + bytes.len()) else {
+            if bytes.len() as u64 > end - *reached {
                 return Err(RequestFailure::transient("the answer is too long"));
-            };
-            place.copy_from_slice(&bytes);
+            }
+            copy_to_targets(&bytes, *reached, targets);
             count_bytes(bytes.len());
-            *done += bytes.len();
+            *reached += bytes.len() as u64;
         }
         Ok(())
     }
@@ -113,13 +135,7 @@ impl RemoteFile {
             let mut page = lock(&slot);
             let bytes = match &mut *page {
                 Some(bytes) => bytes,
-                empty => {
-                    let start = number * PAGE_BYTES;
-                    let end = (start + PAGE_BYTES).min(self.version.size);
-                    let mut bytes = vec![0; (end - start) as usize];
-                    self.read_parts(&mut bytes, start)?;
-                    empty.insert(bytes)
-                }
+                empty => empty.insert(self.fetch_pages(number)?),
             };
             let within = &bytes[(at % PAGE_BYTES) as usize..];
             let len = within.len().min(out.len() - done);
@@ -127,6 +143,24 @@ impl RemoteFile {
             done += len;
         }
         Ok(())
+    }
+
+    /// Fetches a page: the first of a run, which is longer the longer pages are read in order. The others of the run
+    /// are kept. Returns the page.
+    fn fetch_pages(&self, number: u64) -> Result<Vec<u8>, SourceError> {
+        let run = lock(&self.page_run).next(number);
+        let start = number * PAGE_BYTES;
+        let end = (start + run * PAGE_BYTES).min(self.version.size);
+        let mut bytes = vec![0; (end - start) as usize];
+        self.read_parts(&mut bytes, start)?;
+        for (others, page) in bytes.chunks(PAGE_BYTES as usize).enumerate().skip(1) {
+            // A page that another reader fetches just now is left to it.
+            if let Ok(mut slot) = self.page_slot(number + others as u64).try_lock() {
+                slot.get_or_insert_with(|| page.to_vec());
+            }
+        }
+        bytes.truncate(PAGE_BYTES as usize);
+        Ok(bytes)
     }
 
     fn page_slot(&self, number: u64) -> Arc<PageSlot> {
@@ -148,6 +182,12 @@ impl FileHandle for RemoteFile {
         Ok(self.version.state(self.store.id, &self.key))
     }
 
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+        let read = block_on(self.read_part(targets));
+        let read = read.map_err(|e| self.error(RequestFailure::Permanent(RemoteError::Runtime(e))));
+        read?.map_err(|failure| self.error(failure))
+    }
+
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
         let available = self.version.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let out = &mut buf[..available];
@@ -163,6 +203,21 @@ impl FileHandle for RemoteFile {
     }
 }
 
+/// Copies bytes of a file, from an offset on, to the targets that they belong to. Bytes between targets are dropped.
+fn copy_to_targets(bytes: &[u8], offset: u64, targets: &mut [(u64, &mut [u8])]) {
+    let end = offset + bytes.len() as u64;
+    for (at, target) in targets {
+        let (from, to) = ((*at).max(offset), (*at + target.len() as u64).min(end));
+        if *at >= end {
+            break;
+        }
+        if from < to {
+            let source = &bytes[(from - offset) as usize..(to - offset) as usize];
+            target[(from - *at) as usize..(to - *at) as usize].copy_from_slice(source);
+        }
+    }
+}
+
 /// The error of a path.
 pub fn remote_error(path: PathBuf, action: &'static str, failure: RequestFailure) -> SourceError {
     match failure {
@@ -175,5 +230,31 @@ pub fn remote_error(path: PathBuf, action: &'static str, failure: RequestFailure
         RequestFailure::Transient { message, .. } => {
             SourceError::Remote { path, action, error: Box::new(RemoteError::Other { message }) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_go_to_the_targets_that_they_lie_in() {
+        let file: Vec<u8> = (0..100).collect();
+        for step in [1, 7, 100] {
+            let (mut a, mut b, mut c) = ([0; 10], [0; 0], [0; 20]);
+            let mut targets = [(5u64, &mut a[..]), (20, &mut b[..]), (30, &mut c[..])];
+            for at in (5..50).step_by(step) {
+                copy_to_targets(&file[at..(at + step).min(50)], at as u64, &mut targets);
+            }
+            assert_eq!((a.as_slice(), c.as_slice()), (&file[5..15], &file[30..50]));
+        }
+    }
+
+    #[test]
+    fn pages_in_order_are_fetched_in_growing_runs() {
+        let mut run = PageRun::default();
+        assert_eq!([0, 1, 3, 7].map(|number| run.next(number)), [1, 2, 4, 8]);
+        assert_eq!(run.next(100), 1);
+        assert_eq!(run.next(101), 2);
     }
 }

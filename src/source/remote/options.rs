@@ -4,7 +4,7 @@ use std::sync::{OnceLock, RwLock};
 use std::time::Duration;
 
 /// How remote sources are reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteOptions {
     /// Send requests without encryption, where the URL or the endpoint says so.
     pub allow_http: bool,
@@ -12,9 +12,14 @@ pub struct RemoteOptions {
     pub anonymous: bool,
     /// Ask the cloud's metadata server for credentials, if there are no others.
     pub instance_metadata: bool,
+    /// How long a connection may give nothing, before another takes its place.
+    pub stall_timeout: Duration,
     /// How long a read waits for a server that does not answer, before it fails.
     pub outage_timeout: Duration,
 }
+
+/// The default of the longest stall: a loaded store can take some seconds for an answer.
+const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The default of the longest outage: a server that restarts is back sooner.
 const DEFAULT_OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,13 +31,16 @@ impl Default for RemoteOptions {
             let value = names.iter().find_map(|name| std::env::var(name).ok());
             value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes"))
         };
-        let seconds = std::env::var("CKPTFS_OUTAGE_TIMEOUT").ok();
-        let seconds = seconds.and_then(|text| text.parse().ok());
+        let seconds = |name, default| {
+            let text = std::env::var(name).ok();
+            text.and_then(|text| text.parse().ok()).map_or(default, Duration::from_secs)
+        };
         RemoteOptions {
             allow_http: is_set(&["CKPTFS_ALLOW_HTTP", "AWS_ALLOW_HTTP"]),
             anonymous: is_set(&["CKPTFS_ANONYMOUS", "AWS_SKIP_SIGNATURE"]),
             instance_metadata: is_set(&["CKPTFS_INSTANCE_METADATA"]),
-            outage_timeout: seconds.map_or(DEFAULT_OUTAGE_TIMEOUT, Duration::from_secs),
+            stall_timeout: seconds("CKPTFS_STALL_TIMEOUT", DEFAULT_STALL_TIMEOUT),
+            outage_timeout: seconds("CKPTFS_OUTAGE_TIMEOUT", DEFAULT_OUTAGE_TIMEOUT),
         }
     }
 }

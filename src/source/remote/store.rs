@@ -87,7 +87,7 @@ struct StoreKey {
     scheme: &'static str,
     host: String,
     endpoint: String,
-    options: (bool, bool, bool, Duration),
+    options: RemoteOptions,
     pid: u32,
 }
 
@@ -95,13 +95,12 @@ impl RemoteStore {
     /// The store of a URL. Stores are kept, with their connections.
     pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
         let options = remote_options();
-        let RemoteOptions { allow_http, anonymous, instance_metadata, outage_timeout } = options;
         let key = StoreKey {
             kind: url.kind,
             scheme: url.scheme,
             host: url.host.clone(),
             endpoint: endpoint_of(url.kind),
-            options: (allow_http, anonymous, instance_metadata, outage_timeout),
+            options: options.clone(),
             pid: std::process::id(),
         };
         let known = lock(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());
@@ -231,7 +230,8 @@ fn build_client(
     url: &SourceUrl,
     options: &RemoteOptions,
 ) -> Result<Box<dyn ObjectStore>, RemoteError> {
-    let connector = Connector { allow_http: options.allow_http };
+    let connector =
+        Connector { allow_http: options.allow_http, stall_timeout: options.stall_timeout };
     // Messages of the builders name settings, and no secret.
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
     let text = |allow: bool| if allow { "true" } else { "false" };

@@ -20,9 +20,6 @@ use reqwest::Url;
 
 use super::error::{RemoteError, RequestFailure};
 
-/// The longest wait for a connection, or for an answer to begin.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Redirects that one request follows.
 const MAX_REDIRECT_COUNT: usize = 5;
 
@@ -135,6 +132,7 @@ fn connection_error(error: &reqwest::Error) -> TransportError {
 #[derive(Debug)]
 pub struct Connector {
     pub allow_http: bool,
+    pub stall_timeout: Duration,
 }
 
 impl HttpConnector for Connector {
@@ -147,17 +145,19 @@ impl HttpConnector for Connector {
         let allows = object_store::ClientConfigKey::AllowHttp;
         let allow_http = self.allow_http
             || options.get_config_value(&allows).is_some_and(|value| value == "true");
-        Ok(HttpClient::new(Transport { client: http_client().map_err(generic)?, allow_http }))
+        let stall_timeout = self.stall_timeout;
+        let client = http_client(stall_timeout).map_err(generic)?;
+        Ok(HttpClient::new(Transport { client, allow_http, stall_timeout }))
     }
 }
 
-fn http_client() -> reqwest::Result<reqwest::Client> {
+fn http_client(stall_timeout: Duration) -> reqwest::Result<reqwest::Client> {
     // An error means that it was installed before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(ANSWER_TIMEOUT)
+        .connect_timeout(stall_timeout)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .http1_only();
     let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
@@ -176,6 +176,7 @@ fn http_client() -> reqwest::Result<reqwest::Client> {
 struct Transport {
     client: reqwest::Client,
     allow_http: bool,
+    stall_timeout: Duration,
 }
 
 #[async_trait]
@@ -199,7 +200,7 @@ impl HttpService for Transport {
                 .headers(headers.clone())
                 .body(body.clone())
                 .send();
-            let answer = tokio::time::timeout(ANSWER_TIMEOUT, request).await;
+            let answer = tokio::time::timeout(self.stall_timeout, request).await;
             let answer = answer
                 .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
                 .map_err(|error| connection_error(&error))?;

@@ -1,0 +1,173 @@
+"""Bad weather: servers that are slow, overloaded, gone or wrong. Bytes are right, or an error names the URL and a remedy."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+from ckptfs.torch import load_file
+from safetensors.torch import load_file as load_plain
+
+import stores
+from compare import check_same
+from program import FAILED, REFUSED, find_binary
+from stores import SECRET, start
+
+# What a server may do without harm, to requests for objects.
+WEATHER = {
+    "overloaded": {"status": 503, "status_every": 3, "retry_after": "0"},
+    "failing": {"status": 500, "status_every": 2},
+    "limiting": {"status": 429, "status_every": 4, "retry_after": "1"},
+    "cutting": {"cut_after": 40_000, "cut_every": 3},
+    "cutting at the first byte": {"cut_after": 0, "cut_every": 2},
+    "stalling": {"stall_after": 70_000, "stall_every": 5},
+    "far away": {"latency_ms": 60, "bytes_per_second": 20_000_000},
+}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Stalls and outages are over soon. For the command: this process has read its options by now."""
+    monkeypatch.setenv("CKPTFS_STALL_TIMEOUT", "1")
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "4")
+
+
+@pytest.mark.parametrize("weather", WEATHER)
+def test_bytes_are_right_whatever_the_weather(ckptfs, store, models, tmp_path, impatient, weather):
+    folder, url, _ = models
+    store.fault(path="/models/sharded", method="GET", **WEATHER[weather])
+    out = ckptfs.export(f"{url}/sharded", tmp_path / "out.safetensors")
+    stats = store.stats
+    store.fault()
+    assert weather == "far away" or stats["faulted"] > 0
+    check_same(load_plain(out), load_file(folder / "sharded"))
+
+
+def test_a_server_that_returns_is_waited_for(ckptfs, store, models, tmp_path):
+    folder, url, _ = models
+    store.fault(is_down=True)
+    threading.Timer(2, store.fault).start()
+    out = ckptfs.export(f"{url}/sharded", tmp_path / "out.safetensors")
+    check_same(load_plain(out), load_file(folder / "sharded"))
+
+
+def test_a_server_that_stays_away_is_an_error_after_a_bounded_time(ckptfs, store, models, impatient):
+    _, url, _ = models
+    store.fault(is_down=True)
+    started = time.monotonic()
+    gone = ckptfs("inspect", f"{url}/sharded")
+    assert gone.code == FAILED and time.monotonic() - started < 12
+    assert url in gone.stderr and "gave nothing for" in gone.stderr
+    assert "what to do: check the network" in gone.stderr
+
+
+def test_a_mount_lives_through_an_outage(mounts, store, models, impatient):
+    folder, url, _ = models
+    mount = mounts(f"{url}/pickled")
+    path = mount / "model.safetensors"
+    size = path.stat().st_size
+    store.fault(is_down=True)
+    with pytest.raises(OSError):
+        path.read_bytes()
+    store.fault()
+    check_same(load_plain(path), load_file(folder / "pickled"))
+    assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("ignores_conditions", [False, True])
+def test_parts_of_two_versions_are_never_mixed(ckptfs, store, models, tmp_path, ignores_conditions):
+    _, url, _ = models
+    out = tmp_path / "out.safetensors"
+    ignored = {"ignore": ["if-match"]} if ignores_conditions else {}
+    store.fault(path="/models/sharded/model-00002", method="GET", etag_from=3, **ignored)
+    changed = ckptfs("export", f"{url}/sharded", out)
+    assert changed.code == REFUSED and "changed" in changed.stderr and "model-00002" in changed.stderr
+    assert not out.exists()
+
+
+def test_wrong_answers_are_refused(ckptfs, store, models, tmp_path, impatient):
+    _, url, _ = models
+    out = tmp_path / "out.safetensors"
+    for faults, says in [
+        ({"shift_range": 1}, "Requested"),
+        ({"ignore": ["range"]}, "does not answer ranges"),
+        ({"shorten_by": 100}, "s3://bucket/models/sharded"),
+        ({"remove": ["etag", "last-modified"]}, "s3://bucket/models/sharded"),
+    ]:
+        store.fault(path="/models/sharded/model", method="GET", **faults)
+        wrong = ckptfs("export", f"{url}/sharded", out)
+        assert wrong.code in (FAILED, REFUSED) and says in wrong.stderr and "what to do: " in wrong.stderr, (faults, wrong)
+        assert not out.exists()
+
+
+def test_a_redirect_to_another_host_has_no_credentials(ckptfs, store, models):
+    _, url, _ = models
+    other = start(stores.find_proxy(), f"http://127.0.0.1:{store.server_port}")
+    try:
+        port = int(other.stdout.readline())
+        store.fault(path="/models/sharded/", redirect_to=f"http://127.0.0.1:{port}")
+        ckptfs("inspect", f"{url}/sharded/model-00001-of-00003.safetensors")
+        import urllib.request
+
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/__stats") as answer:
+            stats = json.load(answer)
+        assert stats["requests"] > 0 and stats["authenticated"] == 0
+    finally:
+        os.killpg(other.pid, 9)
+        other.wait()
+
+
+def test_a_redirect_without_end_is_refused(ckptfs, store, models):
+    _, url, _ = models
+    store.fault(path="/models/sharded/", redirect_to=store.address)
+    endless = ckptfs("inspect", f"{url}/sharded/model-00001-of-00003.safetensors")
+    assert endless.code == FAILED and "again and again" in endless.stderr
+
+
+def test_an_address_without_encryption_must_be_allowed(ckptfs, store, models, monkeypatch):
+    _, url, _ = models
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    refused = ckptfs("inspect", f"{url}/sharded")
+    assert refused.code == FAILED and "not encrypted" in refused.stderr and "CKPTFS_ALLOW_HTTP=1" in refused.stderr
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+    assert ckptfs("inspect", f"{url}/sharded").code == 0
+
+
+def test_without_credentials_none_is_asked_of_a_metadata_server(ckptfs, store, models, monkeypatch, tmp_path):
+    _, url, _ = models
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    started = time.monotonic()
+    refused = ckptfs("inspect", f"{url}/sharded")
+    assert refused.code == FAILED and "no credentials for S3" in refused.stderr and time.monotonic() - started < 2
+    # A profile has them.
+    (tmp_path / "credentials").write_text(f"[me]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n")
+    (tmp_path / "config").write_text(f"[profile me]\nregion = us-east-1\nendpoint_url = {store.address}\n")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_PROFILE", "me")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert ckptfs("inspect", f"{url}/sharded").code == 0
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    assert "no profile nobody" in ckptfs("inspect", f"{url}/sharded").stderr
+
+
+def test_a_secret_is_shown_nowhere(ckptfs, mounts, store, models, impatient):
+    _, url, _ = models
+    mount = mounts(url, "--verbose")
+    store.fault(path="/models/pickled", status=403, status_every=1)
+    with pytest.raises(OSError):
+        (mount / "pickled/model.safetensors").read_bytes()
+    texts = [mount.logged(), json.dumps(mount.stats()), open("/proc/mounts").read()]
+    texts += [open(f"/proc/{mount.pid}/cmdline").read(), os.getxattr(mount / "sharded/model.safetensors", "user.ckptfs.source").decode()]
+    for command in (["status"], ["status", "--json"], ["inspect", f"{url}/pickled"], ["ls", "-r", url]):
+        done = subprocess.run([find_binary(), *command], capture_output=True, text=True, timeout=60)
+        texts += [done.stdout, done.stderr]
+    for secret_url in (f"s3://me:{SECRET}@bucket/x", f"https://127.0.0.1/x?signature={SECRET}"):
+        refused = ckptfs("inspect", secret_url)
+        assert refused.code == FAILED and "what to do: leave" in refused.stderr
+        texts.append(refused.stderr)
+    assert not any(SECRET in text or "AWS4-HMAC" in text for text in texts)

@@ -1,0 +1,131 @@
+"""Checkpoints in a store are read as those on disk: by every command, through a mount, and by the package. What is fetched
+is bounded."""
+
+import os
+import random
+
+import ckptfs as package
+import pytest
+from ckptfs.torch import load_file
+from safetensors.torch import load_file as load_plain
+
+from compare import check_same
+from program import DONE, FAILED
+
+MODELS = ["sharded", "pickled", "dcp", "zero"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_checkpoint_in_a_store_is_the_same_by_every_way(ckptfs, mounts, store, models, tmp_path, model):
+    folder, url, _ = models
+    expected = load_file(folder / model, backend="pread")
+    local, remote = ckptfs.inspect(folder / model), ckptfs.inspect(f"{url}/{model}")
+    assert local["virtual_file"]["layout"] == remote["virtual_file"]["layout"]
+    for backend in ("mmap", "pread"):
+        check_same(load_file(f"{url}/{model}", backend=backend), expected)
+        assert package.last_report().remote + package.last_report().gathered > 0
+    check_same(load_plain(ckptfs.export(f"{url}/{model}", tmp_path / "out.safetensors")), expected)
+    same = ckptfs("verify", f"{url}/{model}", "--against", folder / model)
+    assert same.code == DONE, same.stderr
+    mount = mounts(url)
+    path = mount / model / "model.safetensors"
+    whole = (tmp_path / "out.safetensors").read_bytes()
+    assert path.read_bytes() == whole
+    rng = random.Random(7)
+    with path.open("rb") as file:
+        for _ in range(30):
+            start = rng.randrange(len(whole))
+            length = rng.randint(1, 200_000)
+            file.seek(start)
+            assert file.read(length) == whole[start : start + length]
+    check_same(load_plain(path), expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_slice_is_the_same_as_on_disk(store, models, model):
+    folder, url, _ = models
+    with package.safe_open(f"{url}/{model}", framework="pt") as remote, package.safe_open(folder / model, framework="pt") as local:
+        assert sorted(remote.keys()) == sorted(local.keys())
+        for name in local.keys():
+            part, whole = remote.get_slice(name), local.get_tensor(name)
+            assert part.get_shape() == list(whole.shape)
+            if whole.dim() and whole.shape[0] > 2:
+                check_same({"part": part[1:3]}, {"part": whole[1:3]})
+
+
+def test_a_directory_is_listed_as_on_disk(ckptfs, store, models):
+    folder, url, _ = models
+    local = ckptfs("ls", "-r", "--json", folder).json()
+    remote = ckptfs("ls", "-r", "--json", url).json()
+    names = lambda listings: [(one["path"], [(e["name"], e["kind"]) for e in one["entries"]]) for one in listings]
+    assert names(remote) == names(local)
+
+
+def test_a_load_of_everything_fetches_little_more_than_the_model(store, models):
+    folder, url, _ = models
+    size = sum(path.stat().st_size for path in (folder / "sharded").glob("*.safetensors"))
+    store.fault()
+    load_file(f"{url}/sharded", backend="pread")
+    # A page of 64 KiB for each header comes on top.
+    assert store.stats["bytes"] <= 1.03 * size + 5 * (64 << 10)
+
+
+def test_one_tensor_fetches_its_bytes_and_the_headers(store, models):
+    folder, url, _ = models
+    name = "layers.1.2.weight"
+    store.fault()
+    [(_, tensor)] = load_file(f"{url}/sharded", names=name, backend="pread").items()
+    assert store.stats["bytes"] <= tensor.nbytes + 5 * (64 << 10)
+
+
+def test_shards_are_opened_with_one_request_each_and_at_once(ckptfs, store, tmp_path):
+    from samples import write_shards
+
+    count = 40
+    write_shards(tmp_path / "many", 1, count, 1, 8)
+    url = store.upload(tmp_path / "many", "many")
+    store.fault(latency_ms=30)
+    assert ckptfs("ls", url).code == DONE
+    stats = store.stats
+    # One for each shard, the index, and a few to look at the directory.
+    assert stats["requests"] <= count + 8
+    assert stats["most_at_once"] >= 4
+
+
+def test_what_is_not_there_is_told_as_that(ckptfs, store):
+    for url in ("s3://bucket/nothing", "s3://bucket/nothing.safetensors", "s3://no-bucket/x"):
+        missing = ckptfs("inspect", url)
+        assert missing.code == FAILED and url in missing.stderr and "what to do: check the URL" in missing.stderr
+    with pytest.raises(FileNotFoundError, match="s3://bucket/nothing"):
+        load_file("s3://bucket/nothing")
+
+
+def test_a_forked_child_loads_from_a_store(store, models):
+    _, url, _ = models
+    expected = load_file(f"{url}/pickled")["a"].numpy().tobytes()
+    child = os.fork()
+    if child == 0:
+        try:
+            # Not compared by torch, whose own threads a child lacks.
+            os._exit(0 if load_file(f"{url}/pickled")["a"].numpy().tobytes() == expected else 1)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_path):
+    import torch
+    from safetensors.torch import save
+
+    from mounts import until
+
+    first, second = ({"a": torch.full((70_000,), float(n))} for n in (1, 2))
+    store.put("changing/model.safetensors", save(first))
+    mount = mounts("s3://bucket/changing")
+    path = mount / "model.safetensors"
+    check_same(load_plain(path), first)
+    with path.open("rb") as held:
+        held.read(10)
+        store.put("changing/model.safetensors", save(second))
+        until("the new version is shown", lambda: torch.equal(load_plain(path)["a"], second["a"]))
+    check_same(load_file("s3://bucket/changing"), second)
