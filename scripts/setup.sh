@@ -32,6 +32,15 @@ if [ ! -e "$deepspeed_venv/complete" ]; then
 fi
 export CKPTFS_DEEPSPEED_PYTHON=$deepspeed_venv/bin/python
 
+# moto, which plays S3 for the tests of stores.
+stores_requirements=tests/python/remote-requirements.txt
+stores_venv=$(venv_path stores "$stores_requirements")
+if [ ! -e "$stores_venv/complete" ]; then
+    say "making the Python environment $stores_venv (moto: some megabytes)"
+    make_venv "$stores_venv" "$stores_requirements"
+fi
+export CKPTFS_MOTO_PYTHON=$stores_venv/bin/python
+
 # safetensors' own tests, which the Python package must pass. Only its source package has them.
 safetensors_source=safetensors-0.9.0rc1
 if [ ! -e "$cache/$safetensors_source" ]; then

@@ -4,10 +4,7 @@ use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
 
-use super::url::is_source_url;
-
-/// The two addresses of the hub, as they stand in URLs.
-const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
+use super::url::{HUB_HOSTS, is_source_url};
 
 /// What names a model that is not on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +50,15 @@ pub fn is_remote_name(path: &Path) -> bool {
     remote_name(path).is_some()
 }
 
+/// Whether this build reads what a URL names.
+fn has_client(url: &Path) -> bool {
+    cfg!(feature = "remote") && is_source_url(url)
+}
+
 /// What to say of a path that does not exist.
 pub fn describe_missing(path: &Path) -> &'static str {
     match remote_name(path) {
-        Some(RemoteName::Url { .. }) if is_source_url(path) => {
+        Some(RemoteName::Url { .. }) if has_client(path) => {
             "the store has no such object or directory"
         }
         Some(RemoteName::HubModel { is_url: false, .. }) => {
@@ -70,7 +72,7 @@ pub fn describe_missing(path: &Path) -> &'static str {
 /// What the user can do about a path that does not exist.
 pub fn missing_remedy(path: &Path) -> String {
     match remote_name(path) {
-        Some(RemoteName::Url { .. }) if is_source_url(path) => {
+        Some(RemoteName::Url { .. }) if has_client(path) => {
             "check the URL, and the endpoint that the environment states".to_owned()
         }
         Some(RemoteName::HubModel { model, .. }) => format!(
@@ -224,7 +226,8 @@ mod tests {
     use super::*;
 
     fn remedy(path: &str) -> String {
-        missing_remedy(Path::new(path))
+        let path = Path::new(path);
+        if has_client(path) { no_client_remedy(path) } else { missing_remedy(path) }
     }
 
     #[test]

@@ -28,6 +28,9 @@ const SCHEMES: [(&str, StoreKind); 6] = [
     ("s3a", StoreKind::S3),
 ];
 
+/// The two addresses of the Hugging Face hub, as they stand in URLs. Its pages are no files.
+pub const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
+
 /// A URL that names a directory or an object in a store.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SourceUrl {
@@ -86,7 +89,10 @@ fn split_scheme(path: &Path) -> Option<(&'static str, StoreKind, &[u8])> {
         let rest = bytes.strip_prefix(scheme.as_bytes())?;
         // Python's paths have one slash where a URL has two.
         let rest = rest.strip_prefix(b":/")?;
-        Some((scheme, kind, rest.strip_prefix(b"/").unwrap_or(rest)))
+        let rest = rest.strip_prefix(b"/").unwrap_or(rest);
+        let host = rest.split(|&byte| byte == b'/').next().unwrap_or_default();
+        let is_hub = HUB_HOSTS.iter().any(|hub| hub.as_bytes() == host);
+        (!is_hub).then_some((scheme, kind, rest))
     })
 }
 
@@ -160,7 +166,14 @@ mod tests {
         ] {
             assert_eq!(url(text).unwrap().unwrap().to_string(), form);
         }
-        for text in ["models", "/s3://bucket", "file:///a", "hf://org/name", "s3:bucket"] {
+        for text in [
+            "models",
+            "/s3://bucket",
+            "file:///a",
+            "hf://org/name",
+            "https://hf.co/org/name",
+            "s3:bucket",
+        ] {
             assert!(url(text).is_none(), "{text}");
         }
     }
@@ -173,7 +186,7 @@ mod tests {
         assert_eq!(error("s3:///a"), UrlError::NoHost);
         assert_eq!(error("s3://bucket/a/../b"), UrlError::DotSegment);
         for error in [UrlError::UserInfo, UrlError::Query] {
-            assert!(!error.to_string().contains("secret"));
+            assert!(!error.to_string().contains("X-Amz") && !error.to_string().contains("me:"));
         }
     }
 }

@@ -15,7 +15,6 @@ use crate::source::url::{SourceUrl, UrlError};
 
 use super::error::{RemoteError, RequestFailure};
 use super::file::{RemoteFile, remote_error};
-use super::retry::RetryBudget;
 use super::runtime::block_on;
 use super::store::{ListedEntry, ListedNames, Listing, RemoteStore};
 use super::version::ObjectVersion;
@@ -92,7 +91,7 @@ impl RemoteDirectory {
         let key = self.key_of(inside)?;
         let error = |failure| remote_error(self.display_path(inside), action, failure);
         let attempts = async {
-            let mut budget = RetryBudget::new(self.store.options.outage_timeout);
+            let mut budget = self.store.retry_budget();
             loop {
                 match send(&self.store, &key).await {
                     Ok(answer) => return Ok(answer),

@@ -12,7 +12,6 @@ use crate::source::store::FileHandle;
 use crate::threads::lock;
 
 use super::error::{RemoteError, RequestFailure};
-use super::retry::RetryBudget;
 use super::runtime::block_on;
 use super::store::RemoteStore;
 use super::transport::count_bytes;
@@ -87,7 +86,7 @@ impl RemoteFile {
     async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), RequestFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
-        let mut budget = RetryBudget::new(self.store.options.outage_timeout);
+        let mut budget = self.store.retry_budget();
         let mut reached = start;
         while reached < end {
             let before = reached;

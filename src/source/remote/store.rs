@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,11 +22,15 @@ use crate::threads::lock;
 use super::credentials;
 use super::error::{RemoteError, RequestFailure};
 use super::options::{RemoteOptions, remote_options};
+use super::retry::RetryBudget;
 use super::transport::Connector;
 use super::version::ObjectVersion;
 
 /// Requests of one store that are in flight at once: enough to fill a fast network at 50 MB/s a connection.
 const MAX_REQUEST_COUNT: usize = 64;
+
+/// The longest outage before a store has answered once: its address may be wrong.
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Names of a directory that are read. A listing beyond that is no model's.
 const MAX_NAME_COUNT: usize = 100_000;
@@ -38,6 +43,7 @@ pub struct RemoteStore {
     pub id: u64,
     pub options: RemoteOptions,
     in_flight: Semaphore,
+    has_answered: AtomicBool,
     listings: Mutex<HashMap<String, Arc<Listing>>>,
 }
 
@@ -115,6 +121,7 @@ impl RemoteStore {
             id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             options,
             in_flight: Semaphore::new(MAX_REQUEST_COUNT),
+            has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
         });
         let mut stores = lock(&STORES);
@@ -137,6 +144,13 @@ impl RemoteStore {
         listings.insert(key, listing);
     }
 
+    /// The retries of one request or read.
+    pub fn retry_budget(&self) -> RetryBudget {
+        let timeout = self.options.outage_timeout;
+        let is_known = self.has_answered.load(Relaxed);
+        RetryBudget::new(if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) })
+    }
+
     fn object_path(&self, key: &str) -> Result<ObjectPath, RequestFailure> {
         let path = match self.kind {
             StoreKind::Http => ObjectPath::from_url_path(key),
@@ -144,6 +158,15 @@ impl RemoteStore {
         };
         // No store has an object of such a name.
         path.map_err(|_| RequestFailure::Missing)
+    }
+
+    /// The answer of the client. One that says no is an answer, too.
+    fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, RequestFailure> {
+        let answer = answer.map_err(RequestFailure::from);
+        if !matches!(answer, Err(RequestFailure::Transient { .. })) {
+            self.has_answered.store(true, Relaxed);
+        }
+        answer
     }
 
     async fn permit(&self) -> SemaphorePermit<'_> {
@@ -155,7 +178,7 @@ impl RemoteStore {
         let path = self.object_path(key)?;
         let _permit = self.permit().await;
         let options = GetOptions { head: true, ..GetOptions::default() };
-        Ok(self.client.get_opts(&path, options).await?.meta)
+        Ok(self.answered(self.client.get_opts(&path, options).await)?.meta)
     }
 
     /// A range of an object of a version. The answer has just this range, and the same version.
@@ -172,7 +195,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.client.get_opts(&path, options).await?;
+        let answer = self.answered(self.client.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(RequestFailure::Permanent)?;
         if !found.is_same(version) {
             return Err(RequestFailure::Changed);
@@ -194,7 +217,7 @@ impl RemoteStore {
             (_, failure) => failure,
         };
         let listed = self.client.list_with_delimiter(Some(&path)).await;
-        let listed = listed.map_err(|error| no_listing(error.into()))?;
+        let listed = self.answered(listed).map_err(no_listing)?;
         if listed.objects.len() + listed.common_prefixes.len() > MAX_NAME_COUNT {
             let error = RemoteError::TooManyNames { limit: MAX_NAME_COUNT };
             return Err(RequestFailure::Permanent(error));

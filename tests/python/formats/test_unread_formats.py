@@ -377,8 +377,7 @@ REMOTE = {
     "org/name:v1": ("the name of a model on the Hugging Face hub", "hf download org/name --revision v1"),
     "https://huggingface.co/org/name": ("is a URL", "hf download org/name"),
     "hf://org/name": ("is a URL", "hf download org/name"),
-    "https://example.com/m.pt": ("is a URL", "curl -L -O https://example.com/m.pt"),
-    "s3://bucket/m": ("is a URL", "aws s3 sync s3://bucket/m model"),
+    "ftp://example.com/m.pt": ("is a URL", "give the path of the file on disk"),
 }
 
 
