@@ -66,18 +66,18 @@ pub enum SourceError {
     /// A URL, and this build has no client for it.
     #[error("{path}: is a URL, and this build of ckptfs reads files on disk only")]
     NoRemote {
-        /// The URL.
+        /// The URL that the user gave.
         path: PathBuf,
     },
     /// A store or a server does not give what was asked for.
     #[cfg(feature = "remote")]
     #[error("{path}: cannot {action}: {error}")]
     Remote {
-        /// The URL.
+        /// The URL of the file or directory.
         path: PathBuf,
         /// The action that failed.
         action: &'static str,
-        /// The reason.
+        /// The answer of the store, or why there was none.
         error: Box<super::remote::RemoteError>,
     },
     /// Any other error of a system call.

@@ -56,7 +56,7 @@ pub enum UrlError {
     /// No bucket or host.
     #[error("the URL names no bucket and no host")]
     NoHost,
-    /// Not text.
+    /// Bytes that are no text.
     #[error("the URL is not UTF-8")]
     NotText,
     /// A segment that leads elsewhere.

@@ -13,10 +13,10 @@ use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
 use crate::source::url::{SourceUrl, UrlError};
 
-use super::error::{RemoteError, RequestFailure};
+use super::error::{RemoteError, StoreFailure};
 use super::file::{RemoteFile, remote_error};
 use super::runtime::block_on;
-use super::store::{ListedEntry, ListedNames, Listing, RemoteStore};
+use super::store::{ListedNames, RemoteStore, StoreEntry, StoreListing};
 use super::version::ObjectVersion;
 
 /// How long a listing counts: a change of a directory is seen after so long.
@@ -45,7 +45,7 @@ impl RemoteDirectory {
         });
         opened.map_err(|error| {
             let path = display_url(typed, &error);
-            remote_error(path, "open it", RequestFailure::Permanent(error))
+            remote_error(path, "open it", StoreFailure::Permanent(error))
         })
     }
 
@@ -100,12 +100,12 @@ impl RemoteDirectory {
             }
         };
         let answer = block_on(attempts)
-            .map_err(|e| error(RequestFailure::Permanent(RemoteError::Runtime(e))))?;
+            .map_err(|e| error(StoreFailure::Permanent(RemoteError::Runtime(e))))?;
         answer.map_err(error)
     }
 
     /// The listing of a directory inside, not older than it may be.
-    fn listing(&self, inside: &Path) -> Result<Arc<Listing>, SourceError> {
+    fn listing(&self, inside: &Path) -> Result<Arc<StoreListing>, SourceError> {
         let key = self.key_of(inside)?;
         if let Some(known) = self.store.known_listing(&key, LISTING_MAX_AGE) {
             return Ok(known);
@@ -113,24 +113,24 @@ impl RemoteDirectory {
         let taken_at = Instant::now();
         let names = self.request("list it", inside, |store, key| Box::pin(store.list(key)))?;
         let ListedNames { objects, directories } = names;
-        let mut entries: BTreeMap<String, ListedEntry> =
-            directories.into_iter().map(|name| (name, ListedEntry::Directory)).collect();
+        let mut entries: BTreeMap<String, StoreEntry> =
+            directories.into_iter().map(|name| (name, StoreEntry::Directory)).collect();
         for (name, meta) in objects {
             // An object without a version is found out when it is opened.
             if let Ok(version) = ObjectVersion::new(&meta) {
-                entries.insert(name, ListedEntry::Object(version));
+                entries.insert(name, StoreEntry::Object(version));
             }
         }
-        let listing = Arc::new(Listing { taken_at, entries });
+        let listing = Arc::new(StoreListing { taken_at, entries });
         self.store.remember_listing(key, Arc::clone(&listing));
         Ok(listing)
     }
 
     /// The entry of a path: from a listing that still counts, else by a request.
-    fn entry(&self, inside: &Path, may_be_old: bool) -> Result<ListedEntry, SourceError> {
+    fn entry(&self, inside: &Path, may_be_old: bool) -> Result<StoreEntry, SourceError> {
         let parent = inside.parent().unwrap_or(Path::new(""));
         let Some(name) = inside.file_name().and_then(|name| name.to_str()) else {
-            return Ok(ListedEntry::Directory);
+            return Ok(StoreEntry::Directory);
         };
         let parent_key = self.key_of(parent)?;
         let max_age = if may_be_old { Duration::MAX } else { LISTING_MAX_AGE };
@@ -139,12 +139,12 @@ impl RemoteDirectory {
             return listing.entries.get(name).cloned().ok_or_else(missing);
         }
         match self.request("look at it", inside, |store, key| Box::pin(store.head(key))) {
-            Ok(meta) => Ok(ListedEntry::Object(ObjectVersion::new(&meta).map_err(|error| {
-                let failure = RequestFailure::Permanent(error);
+            Ok(meta) => Ok(StoreEntry::Object(ObjectVersion::new(&meta).map_err(|error| {
+                let failure = StoreFailure::Permanent(error);
                 remote_error(self.display_path(inside), "open it", failure)
             })?)),
             Err(missing @ SourceError::Missing { .. }) => match self.listing(inside) {
-                Ok(listing) if !listing.entries.is_empty() => Ok(ListedEntry::Directory),
+                Ok(listing) if !listing.entries.is_empty() => Ok(StoreEntry::Directory),
                 _ => Err(missing),
             },
             Err(error) => Err(error),
@@ -152,7 +152,7 @@ impl RemoteDirectory {
     }
 }
 
-type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, RequestFailure>> + Send + 'a>>;
+type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, StoreFailure>> + Send + 'a>>;
 
 impl SourceDirectory for RemoteDirectory {
     fn path(&self) -> &Path {
@@ -161,11 +161,11 @@ impl SourceDirectory for RemoteDirectory {
 
     fn entries(&self, inside: &Path) -> Result<Vec<DirEntry>, SourceError> {
         let listing = self.listing(inside)?;
-        let entry = |(name, entry): (&String, &ListedEntry)| DirEntry {
+        let entry = |(name, entry): (&String, &StoreEntry)| DirEntry {
             name: name.into(),
             kind: match entry {
-                ListedEntry::Object(_) => FileKind::File,
-                ListedEntry::Directory => FileKind::Directory,
+                StoreEntry::Object(_) => FileKind::File,
+                StoreEntry::Directory => FileKind::Directory,
             },
         };
         Ok(listing.entries.iter().map(entry).collect())
@@ -174,11 +174,11 @@ impl SourceDirectory for RemoteDirectory {
     fn metadata(&self, inside: &Path, query: MetadataQuery) -> Result<FileMetadata, SourceError> {
         let key = self.key_of(inside)?;
         match self.entry(inside, query == MetadataQuery::Cached)? {
-            ListedEntry::Object(version) => {
+            StoreEntry::Object(version) => {
                 let state = version.state(self.store.id, &key);
                 Ok(FileMetadata::of_remote(FileKind::File, state, version.modified()))
             }
-            ListedEntry::Directory => {
+            StoreEntry::Directory => {
                 let hash = blake3::hash(key.as_bytes());
                 let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
                 let ino = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
@@ -193,8 +193,8 @@ impl SourceDirectory for RemoteDirectory {
     fn open(&self, inside: &Path, _: LinkPolicy) -> Result<Box<dyn FileHandle>, SourceError> {
         let path = self.display_path(inside);
         match self.entry(inside, false)? {
-            ListedEntry::Directory => Err(SourceError::NotAFile { path, kind: "a directory" }),
-            ListedEntry::Object(version) => {
+            StoreEntry::Directory => Err(SourceError::NotAFile { path, kind: "a directory" }),
+            StoreEntry::Object(version) => {
                 let key = self.key_of(inside)?;
                 Ok(Box::new(RemoteFile::new(Arc::clone(&self.store), key, version, path)))
             }

@@ -127,7 +127,7 @@ impl RemoteError {
 
 /// How a request failed, by what is to be done about it.
 #[derive(Debug)]
-pub enum RequestFailure {
+pub enum StoreFailure {
     /// No object has that name.
     Missing,
     /// The object has another version now.
@@ -136,40 +136,40 @@ pub enum RequestFailure {
     Permanent(RemoteError),
     /// It may succeed later.
     Transient {
-        /// What happened.
+        /// The failure in words.
         message: String,
         /// The time that the server asks to wait.
         retry_after: Option<Duration>,
     },
 }
 
-impl RequestFailure {
+impl StoreFailure {
     /// A failure of which the same request may succeed later.
-    pub fn transient(message: impl Into<String>) -> RequestFailure {
-        RequestFailure::Transient { message: message.into(), retry_after: None }
+    pub fn transient(message: impl Into<String>) -> StoreFailure {
+        StoreFailure::Transient { message: message.into(), retry_after: None }
     }
 }
 
-impl From<object_store::Error> for RequestFailure {
-    fn from(error: object_store::Error) -> RequestFailure {
+impl From<object_store::Error> for StoreFailure {
+    fn from(error: object_store::Error) -> StoreFailure {
         if let Some(error) = find_source::<TransportError>(&error) {
             return error.to_failure();
         }
         match error {
-            object_store::Error::NotFound { .. } => RequestFailure::Missing,
+            object_store::Error::NotFound { .. } => StoreFailure::Missing,
             object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
-                RequestFailure::Changed
+                StoreFailure::Changed
             }
             object_store::Error::PermissionDenied { source, .. }
             | object_store::Error::Unauthenticated { source, .. } => {
                 let message = describe(&*source);
-                RequestFailure::Permanent(RemoteError::Denied { message })
+                StoreFailure::Permanent(RemoteError::Denied { message })
             }
             error => {
                 let message = describe(&error);
                 match message.contains("non-partial response") {
-                    true => RequestFailure::Permanent(RemoteError::NoRanges),
-                    false => RequestFailure::Permanent(RemoteError::Other { message }),
+                    true => StoreFailure::Permanent(RemoteError::NoRanges),
+                    false => StoreFailure::Permanent(RemoteError::Other { message }),
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::source::metadata::FileState;
 use crate::source::store::FileHandle;
 use crate::threads::lock;
 
-use super::error::{RemoteError, RequestFailure};
+use super::error::{RemoteError, StoreFailure};
 use super::runtime::block_on;
 use super::store::RemoteStore;
 use super::transport::count_bytes;
@@ -78,12 +78,12 @@ impl RemoteFile {
             out.chunks_mut(PART_BYTES as usize).zip((offset..).step_by(PART_BYTES as usize));
         let reads = parts.map(|(part, at)| async move { self.read_part(&mut [(at, part)]).await });
         let read = block_on(try_join_all(reads))
-            .map_err(|error| self.error(RequestFailure::Permanent(RemoteError::Runtime(error))))?;
+            .map_err(|error| self.error(StoreFailure::Permanent(RemoteError::Runtime(error))))?;
         read.map(|_| ()).map_err(|failure| self.error(failure))
     }
 
     /// Reads one range into the targets that lie in it, and resumes where an answer broke.
-    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), RequestFailure> {
+    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), StoreFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
         let mut budget = self.store.retry_budget();
@@ -106,16 +106,16 @@ impl RemoteFile {
         end: u64,
         targets: &mut [(u64, &mut [u8])],
         reached: &mut u64,
-    ) -> Result<(), RequestFailure> {
+    ) -> Result<(), StoreFailure> {
         let mut body = self.store.get(&self.key, &self.version, *reached..end).await?;
         while *reached < end {
             let next = tokio::time::timeout(self.store.options.stall_timeout, body.next()).await;
-            let stalled = |_| RequestFailure::transient("the answer stalled");
+            let stalled = |_| StoreFailure::transient("the answer stalled");
             let Some(bytes) = next.map_err(stalled)?.transpose()? else {
-                return Err(RequestFailure::transient("the answer ended early"));
+                return Err(StoreFailure::transient("the answer ended early"));
             };
             if bytes.len() as u64 > end - *reached {
-                return Err(RequestFailure::transient("the answer is too long"));
+                return Err(StoreFailure::transient("the answer is too long"));
             }
             copy_to_targets(&bytes, *reached, targets);
             count_bytes(bytes.len());
@@ -170,7 +170,7 @@ impl RemoteFile {
         Arc::clone(pages.entry(number).or_default())
     }
 
-    fn error(&self, failure: RequestFailure) -> SourceError {
+    fn error(&self, failure: StoreFailure) -> SourceError {
         remote_error(self.path.clone(), "read it", failure)
     }
 }
@@ -183,7 +183,7 @@ impl FileHandle for RemoteFile {
 
     fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
         let read = block_on(self.read_part(targets));
-        let read = read.map_err(|e| self.error(RequestFailure::Permanent(RemoteError::Runtime(e))));
+        let read = read.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
         read?.map_err(|failure| self.error(failure))
     }
 
@@ -218,15 +218,15 @@ fn copy_to_targets(bytes: &[u8], offset: u64, targets: &mut [(u64, &mut [u8])]) 
 }
 
 /// The error of a path.
-pub fn remote_error(path: PathBuf, action: &'static str, failure: RequestFailure) -> SourceError {
+pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) -> SourceError {
     match failure {
-        RequestFailure::Missing => SourceError::Missing { path },
-        RequestFailure::Changed => SourceError::Changed { path },
-        RequestFailure::Permanent(error) => {
+        StoreFailure::Missing => SourceError::Missing { path },
+        StoreFailure::Changed => SourceError::Changed { path },
+        StoreFailure::Permanent(error) => {
             SourceError::Remote { path, action, error: Box::new(error) }
         }
         // Only a read that gave up has one.
-        RequestFailure::Transient { message, .. } => {
+        StoreFailure::Transient { message, .. } => {
             SourceError::Remote { path, action, error: Box::new(RemoteError::Other { message }) }
         }
     }

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::error::{RemoteError, RequestFailure};
+use super::error::{RemoteError, StoreFailure};
 use super::transport::count_retry;
 
 /// The first pause. Each further one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The longest pause: a server that is back is noticed within it.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The retries of one read.
 pub struct RetryBudget {
@@ -21,30 +21,30 @@ pub struct RetryBudget {
 impl RetryBudget {
     /// A budget that ends when nothing came for that long.
     pub fn new(outage_timeout: Duration) -> RetryBudget {
-        RetryBudget { outage_timeout, last_progress: Instant::now(), pause: FIRST_PAUSE }
+        RetryBudget { outage_timeout, last_progress: Instant::now(), pause: FIRST_RETRY_INTERVAL }
     }
 
     /// Records that bytes came.
     pub fn on_progress(&mut self) {
         self.last_progress = Instant::now();
-        self.pause = FIRST_PAUSE;
+        self.pause = FIRST_RETRY_INTERVAL;
     }
 
     /// Waits before the next attempt, or says that there is none.
-    pub async fn wait_after(&mut self, failure: RequestFailure) -> Result<(), RequestFailure> {
-        let RequestFailure::Transient { message, retry_after } = failure else {
+    pub async fn wait_after(&mut self, failure: StoreFailure) -> Result<(), StoreFailure> {
+        let StoreFailure::Transient { message, retry_after } = failure else {
             return Err(failure);
         };
         let waited = self.last_progress.elapsed();
         let pause = retry_after.unwrap_or_else(|| with_jitter(self.pause));
         if waited + pause > self.outage_timeout {
             let error = RemoteError::Outage { waited, last: message };
-            return Err(RequestFailure::Permanent(error));
+            return Err(StoreFailure::Permanent(error));
         }
         tracing::debug!(why = message, ?pause, "a request is sent again");
         count_retry();
         tokio::time::sleep(pause).await;
-        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_RETRY_INTERVAL);
         Ok(())
     }
 }

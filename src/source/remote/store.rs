@@ -20,7 +20,7 @@ use crate::source::url::{SourceUrl, StoreKind};
 use crate::threads::lock;
 
 use super::credentials;
-use super::error::{RemoteError, RequestFailure};
+use super::error::{RemoteError, StoreFailure};
 use super::options::{RemoteOptions, remote_options};
 use super::retry::RetryBudget;
 use super::transport::Connector;
@@ -44,7 +44,7 @@ pub struct RemoteStore {
     pub options: RemoteOptions,
     in_flight: Semaphore,
     has_answered: AtomicBool,
-    listings: Mutex<HashMap<String, Arc<Listing>>>,
+    listings: Mutex<HashMap<String, Arc<StoreListing>>>,
 }
 
 impl std::fmt::Debug for RemoteStore {
@@ -69,14 +69,14 @@ pub struct ListedNames {
 
 /// The names in a directory with their versions, and when they were asked for.
 #[derive(Debug)]
-pub struct Listing {
+pub struct StoreListing {
     pub taken_at: Instant,
-    pub entries: BTreeMap<String, ListedEntry>,
+    pub entries: BTreeMap<String, StoreEntry>,
 }
 
 /// What has a name in a directory.
 #[derive(Clone, Debug)]
-pub enum ListedEntry {
+pub enum StoreEntry {
     Object(ObjectVersion),
     Directory,
 }
@@ -130,13 +130,13 @@ impl RemoteStore {
     }
 
     /// The listing of a directory, if it is not older.
-    pub fn known_listing(&self, key: &str, max_age: Duration) -> Option<Arc<Listing>> {
+    pub fn known_listing(&self, key: &str, max_age: Duration) -> Option<Arc<StoreListing>> {
         let known = lock(&self.listings).get(key).cloned();
         known.filter(|listing| listing.taken_at.elapsed() < max_age)
     }
 
     /// Keeps the listing of a directory.
-    pub fn remember_listing(&self, key: String, listing: Arc<Listing>) {
+    pub fn remember_listing(&self, key: String, listing: Arc<StoreListing>) {
         let mut listings = lock(&self.listings);
         if listings.len() >= MAX_LISTING_COUNT {
             listings.clear();
@@ -151,19 +151,19 @@ impl RemoteStore {
         RetryBudget::new(if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) })
     }
 
-    fn object_path(&self, key: &str) -> Result<ObjectPath, RequestFailure> {
+    fn object_path(&self, key: &str) -> Result<ObjectPath, StoreFailure> {
         let path = match self.kind {
             StoreKind::Http => ObjectPath::from_url_path(key),
             _ => ObjectPath::parse(key),
         };
         // No store has an object of such a name.
-        path.map_err(|_| RequestFailure::Missing)
+        path.map_err(|_| StoreFailure::Missing)
     }
 
     /// The answer of the client. One that says no is an answer, too.
-    fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, RequestFailure> {
-        let answer = answer.map_err(RequestFailure::from);
-        if !matches!(answer, Err(RequestFailure::Transient { .. })) {
+    fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+        let answer = answer.map_err(StoreFailure::from);
+        if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.has_answered.store(true, Relaxed);
         }
         answer
@@ -174,7 +174,7 @@ impl RemoteStore {
     }
 
     /// The metadata of an object.
-    pub async fn head(&self, key: &str) -> Result<ObjectMeta, RequestFailure> {
+    pub async fn head(&self, key: &str) -> Result<ObjectMeta, StoreFailure> {
         let path = self.object_path(key)?;
         let _permit = self.permit().await;
         let options = GetOptions { head: true, ..GetOptions::default() };
@@ -187,7 +187,7 @@ impl RemoteStore {
         key: &str,
         version: &ObjectVersion,
         range: Range<u64>,
-    ) -> Result<ObjectBody<'_>, RequestFailure> {
+    ) -> Result<ObjectBody<'_>, StoreFailure> {
         let path = self.object_path(key)?;
         let permit = self.permit().await;
         let options = GetOptions {
@@ -196,23 +196,23 @@ impl RemoteStore {
             ..GetOptions::default()
         };
         let answer = self.answered(self.client.get_opts(&path, options).await)?;
-        let found = ObjectVersion::new(&answer.meta).map_err(RequestFailure::Permanent)?;
+        let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
         if !found.is_same(version) {
-            return Err(RequestFailure::Changed);
+            return Err(StoreFailure::Changed);
         }
         if answer.range != range {
-            return Err(RequestFailure::Permanent(RemoteError::NoRanges));
+            return Err(StoreFailure::Permanent(RemoteError::NoRanges));
         }
         Ok(ObjectBody { stream: answer.into_stream(), _permit: permit })
     }
 
     /// The names directly in a directory.
-    pub async fn list(&self, prefix: &str) -> Result<ListedNames, RequestFailure> {
+    pub async fn list(&self, prefix: &str) -> Result<ListedNames, StoreFailure> {
         let path = self.object_path(prefix)?;
         let _permit = self.permit().await;
         let no_listing = |failure| match (self.kind, failure) {
-            (StoreKind::Http, RequestFailure::Permanent(RemoteError::Other { .. })) => {
-                RequestFailure::Permanent(RemoteError::NoListing)
+            (StoreKind::Http, StoreFailure::Permanent(RemoteError::Other { .. })) => {
+                StoreFailure::Permanent(RemoteError::NoListing)
             }
             (_, failure) => failure,
         };
@@ -220,7 +220,7 @@ impl RemoteStore {
         let listed = self.answered(listed).map_err(no_listing)?;
         if listed.objects.len() + listed.common_prefixes.len() > MAX_NAME_COUNT {
             let error = RemoteError::TooManyNames { limit: MAX_NAME_COUNT };
-            return Err(RequestFailure::Permanent(error));
+            return Err(StoreFailure::Permanent(error));
         }
         let name = |path: &ObjectPath| path.filename().map(str::to_owned);
         let objects = listed.objects.into_iter();
@@ -315,7 +315,7 @@ fn build_client(
 
 impl ObjectBody<'_> {
     /// The next bytes; `None` at the end of the body.
-    pub async fn next(&mut self) -> Option<Result<bytes::Bytes, RequestFailure>> {
-        Some(self.stream.next().await?.map_err(RequestFailure::from))
+    pub async fn next(&mut self) -> Option<Result<bytes::Bytes, StoreFailure>> {
+        Some(self.stream.next().await?.map_err(StoreFailure::from))
     }
 }

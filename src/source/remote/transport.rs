@@ -18,13 +18,13 @@ use object_store::client::{
 };
 use reqwest::Url;
 
-use super::error::{RemoteError, RequestFailure};
+use super::error::{RemoteError, StoreFailure};
 
 /// Redirects that one request follows.
 const MAX_REDIRECT_COUNT: usize = 5;
 
 /// The longest time that a server can ask to wait, in one answer.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+const MAX_RETRY_AFTER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Connections that are kept to each host: as many as parts are read at once.
 const MAX_IDLE_CONNECTIONS: usize = 64;
@@ -88,20 +88,20 @@ pub enum TransportError {
 
 impl TransportError {
     /// What is to be done about it.
-    pub fn to_failure(&self) -> RequestFailure {
+    pub fn to_failure(&self) -> StoreFailure {
         match self {
-            TransportError::Busy { status, retry_after } => RequestFailure::Transient {
+            TransportError::Busy { status, retry_after } => StoreFailure::Transient {
                 message: format!("HTTP {status}"),
                 retry_after: *retry_after,
             },
-            TransportError::Connection(message) => RequestFailure::transient(message),
-            TransportError::PlainHttp => RequestFailure::Permanent(RemoteError::PlainHttp),
+            TransportError::Connection(message) => StoreFailure::transient(message),
+            TransportError::PlainHttp => StoreFailure::Permanent(RemoteError::PlainHttp),
             TransportError::Redirect { host, why } => {
                 let host = host.clone();
-                RequestFailure::Permanent(RemoteError::Redirect { host, why })
+                StoreFailure::Permanent(RemoteError::Redirect { host, why })
             }
             TransportError::OtherRegion(_) => {
-                RequestFailure::Permanent(RemoteError::Other { message: self.to_string() })
+                StoreFailure::Permanent(RemoteError::Other { message: self.to_string() })
             }
         }
     }
@@ -247,7 +247,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
             (date.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default()
         }
     };
-    Some(wait.min(MAX_RETRY_AFTER))
+    Some(wait.min(MAX_RETRY_AFTER_INTERVAL))
 }
 
 /// The URL that an answer redirects to; `None` if it states none, or the request is not repeated for it.
@@ -381,7 +381,7 @@ mod tests {
             retry_after(&headers)
         };
         assert_eq!(after("3"), Some(Duration::from_secs(3)));
-        assert_eq!(after("99999"), Some(MAX_RETRY_AFTER));
+        assert_eq!(after("99999"), Some(MAX_RETRY_AFTER_INTERVAL));
         assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
         assert_eq!(after("soon"), None);
     }
