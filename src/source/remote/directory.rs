@@ -91,9 +91,10 @@ impl RemoteDirectory {
         let key = self.key_of(inside)?;
         let error = |failure| remote_error(self.display_path(inside), action, failure);
         let attempts = async {
-            let mut budget = self.store.retry_budget();
+            let store = self.store.of_this_process()?;
+            let mut budget = store.retry_budget();
             loop {
-                match send(&self.store, &key).await {
+                match send(&store, &key).await {
                     Ok(answer) => return Ok(answer),
                     Err(failure) => budget.wait_after(failure).await?,
                 }

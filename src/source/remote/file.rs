@@ -86,11 +86,12 @@ impl RemoteFile {
     async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), StoreFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
-        let mut budget = self.store.retry_budget();
+        let store = self.store.of_this_process()?;
+        let mut budget = store.retry_budget();
         let mut reached = start;
         while reached < end {
             let before = reached;
-            if let Err(failure) = self.read_body(end, targets, &mut reached).await {
+            if let Err(failure) = self.read_body(&store, end, targets, &mut reached).await {
                 if reached > before {
                     budget.on_progress();
                 }
@@ -103,13 +104,14 @@ impl RemoteFile {
     /// Reads one answer, from `reached` to `end`. What came before it broke is in its place, and `reached` behind it.
     async fn read_body(
         &self,
+        store: &RemoteStore,
         end: u64,
         targets: &mut [(u64, &mut [u8])],
         reached: &mut u64,
     ) -> Result<(), StoreFailure> {
-        let mut body = self.store.get(&self.key, &self.version, *reached..end).await?;
+        let mut body = store.get(&self.key, &self.version, *reached..end).await?;
         while *reached < end {
-            let next = tokio::time::timeout(self.store.options.stall_timeout, body.next()).await;
+            let next = tokio::time::timeout(store.options.stall_timeout, body.next()).await;
             let stalled = |_| StoreFailure::transient("the answer stalled");
             let Some(bytes) = next.map_err(stalled)?.transpose()? else {
                 return Err(StoreFailure::transient("the answer ended early"));

@@ -38,6 +38,10 @@ const MAX_NAME_COUNT: usize = 100_000;
 /// Objects of one store, by their keys.
 pub struct RemoteStore {
     client: Box<dyn ObjectStore>,
+    /// The URL that it was opened for, of which it is the host.
+    url: SourceUrl,
+    /// The process that opened it: connections do not survive a fork.
+    pid: u32,
     kind: StoreKind,
     /// Stands for the store in identities.
     pub id: u64,
@@ -117,6 +121,8 @@ impl RemoteStore {
         let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
         let store = Arc::new(RemoteStore {
             client: build_client(url, &options)?,
+            url: url.clone(),
+            pid: key.pid,
             kind: url.kind,
             id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             options,
@@ -127,6 +133,14 @@ impl RemoteStore {
         let mut stores = lock(&STORES);
         let stores = stores.get_or_insert_default();
         Ok(Arc::clone(stores.entry(key).or_insert(store)))
+    }
+
+    /// The same store, or in a forked child one with connections of its own.
+    pub fn of_this_process(self: &Arc<Self>) -> Result<Arc<RemoteStore>, StoreFailure> {
+        if self.pid == std::process::id() {
+            return Ok(Arc::clone(self));
+        }
+        RemoteStore::open(&self.url).map_err(StoreFailure::Permanent)
     }
 
     /// The listing of a directory, if it is not older.

@@ -100,17 +100,20 @@ def test_what_is_not_there_is_told_as_that(ckptfs, store):
         load_file("s3://bucket/nothing")
 
 
-def test_a_forked_child_loads_from_a_store(store, models):
+def test_a_forked_child_loads_by_connections_of_its_own(store, models):
     _, url, _ = models
-    expected = load_file(f"{url}/pickled")["a"].numpy().tobytes()
-    child = os.fork()
-    if child == 0:
-        try:
-            # Not compared by torch, whose own threads a child lacks.
-            os._exit(0 if load_file(f"{url}/pickled")["a"].numpy().tobytes() == expected else 1)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    # Not compared by torch, whose own threads a child lacks.
+    load = lambda: load_file(f"{url}/pickled")["a"].numpy().tobytes()
+    with package.safe_open(f"{url}/pickled", framework="np") as held:
+        expected = held.get_tensor("a").tobytes()
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if load() == expected == held.get_tensor("a").tobytes() else 1)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert load() == expected == held.get_tensor("a").tobytes()
 
 
 def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_path):
