@@ -63,7 +63,7 @@ pub fn read_universal_folder(
         let origin = OriginId((models.len() + number) as u32);
         let parameter = parameter_of_path(path).unwrap_or_default();
         let weight = UniversalWeight::read(&file, origin, path, parameter);
-        let weight = weight.map_err(|e| e.into_checkpoint_error(path, &error))?;
+        let weight = weight.map_err(|e| e.into_checkpoint_error(path, error))?;
         file.check_unchanged()?;
         Ok((Arc::clone(file.file()), weight))
     };
