@@ -59,6 +59,11 @@ pub enum TrainingError {
     /// A table that torch does not write.
     #[error("{name} is not as torch.distributed.checkpoint writes it: {what}")]
     MalformedTable { name: String, what: &'static str },
+    /// A tensor whose keys in the table do not make its name.
+    #[error(
+        "tensor `{tensor}`: planner_data of {name} lacks it, or has other keys than those in its name"
+    )]
+    WrongKeys { name: String, tensor: String },
     /// A tensor whose pieces the table does not place.
     #[error("tensor `{tensor}`: .metadata does not say where its piece at {start:?} is")]
     UnplacedPiece { tensor: String, start: Vec<u64> },
@@ -195,6 +200,7 @@ impl TrainingError {
             | TrainingError::MalformedStates { .. }
             | TrainingError::NoOffsets { .. }
             | TrainingError::DuplicateTensor { .. }
+            | TrainingError::WrongKeys { .. }
             | TrainingError::UnplacedPiece { .. }
             | TrainingError::Piece { .. }
             | TrainingError::PieceMismatch { .. }

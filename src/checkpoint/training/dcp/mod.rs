@@ -3,6 +3,8 @@
 //! `table` reads the table, one for the folder or one of each rank. `pieces` reads where the bytes of each piece lie.
 //! Here they are joined.
 
+mod locations;
+mod part_budget;
 mod pieces;
 mod table;
 
@@ -18,11 +20,10 @@ use crate::checkpoint::shard_index::leads_outside;
 use crate::checkpoint::tensor::{Origin, Tensor, TensorName};
 use crate::checkpoint::torch::acquire_parse_permit;
 use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickle};
-use crate::checkpoint::truncated_list::TruncatedList;
 use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
 
 use super::folder::{folder_path, in_folder, origin_note};
-use super::select_root::{FlatName, is_training_name, select_root};
+use super::select_root::{FlatName, select_root};
 use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
 use table::{DcpTable, TableTensor};
@@ -55,20 +56,11 @@ pub fn read_folder(
     if table.tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
     }
-    let keys: Vec<Vec<&str>> = table
-        .tensors
-        .iter()
-        .map(|tensor| tensor.keys.iter().map(String::as_str).collect())
-        .collect();
-    let flat = table.tensors.iter().zip(&keys);
+    let flat = table.tensors.iter();
     let flat: Vec<FlatName<'_>> =
-        flat.map(|(tensor, keys)| FlatName { name: &tensor.name, keys }).collect();
-    let selected = select_root(&flat, options.root_key.as_deref()).map_err(error)?;
+        flat.map(|tensor| FlatName { name: &tensor.name, key_ends: &tensor.key_ends }).collect();
+    let selected = select_root(&flat, &table.others, options.root_key.as_deref()).map_err(error)?;
     drop(flat);
-    drop(keys);
-    let others = table.others.iter().filter(|name| name.starts_with(&selected.prefix));
-    let others = others.filter(|name| !is_training_name(name));
-    let others = TruncatedList::from_names(others);
     let (tensors, file_names) = table.take_tensors(selected.names.iter().map(|&(n, _)| n));
     let files = open_files(root, directory, &file_names, options).map_err(|e| match e {
         PieceError::Training(e) => error(e),
@@ -95,10 +87,6 @@ pub fn read_folder(
     }
     let ranks = count_writers(&file_names);
     let origin = origin_note("torch.distributed.checkpoint", &folder, ranks);
-    let mut notes = selected.notes;
-    if !others.is_empty() {
-        notes.push(format!("left out, not tensors: {others}"));
-    }
     Ok(Checkpoint {
         path,
         format: Format::Dcp,
@@ -109,7 +97,7 @@ pub fn read_folder(
         tensors: joined,
         metadata: None,
         obvious_choices: [vec![origin], selected.obvious_choices].concat(),
-        notes,
+        notes: selected.notes,
         refused: Vec::new(),
         options: options.clone(),
     })
@@ -178,7 +166,7 @@ fn read_table(
         return Err(error(pickle(PickleError::TrailingBytes(bytes.len() - used))));
     }
     drop(bytes);
-    table.add(&arena, top, name).map_err(error)?;
+    table.add(&arena, top, name, size).map_err(error)?;
     drop(permit);
     file.check_unchanged()?;
     Ok(Arc::clone(file.file()))
