@@ -53,6 +53,11 @@ pub enum TrainingError {
     /// A rank's file is missing.
     #[error("the file of a rank is missing: {name}")]
     MissingFile { name: String },
+    /// A rank's data is there, and its table is not.
+    #[error(
+        "{data} is there and {table} is not: the save has not ended, or the table of a rank is missing"
+    )]
+    MissingTable { data: String, table: String },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
@@ -145,6 +150,11 @@ impl TrainingError {
             TrainingError::MissingFile { name } => {
                 format!("fetch {}", shell_word(&folder.join(name))).into()
             }
+            TrainingError::MissingTable { table, .. } => format!(
+                "if a program is saving, wait until the save has ended; otherwise fetch {}",
+                shell_word(&folder.join(table))
+            )
+            .into(),
             TrainingError::ShortFile { name, .. } => {
                 format!("fetch {} again", shell_word(&folder.join(name))).into()
             }

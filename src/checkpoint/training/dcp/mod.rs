@@ -22,7 +22,7 @@ use crate::checkpoint::torch::acquire_parse_permit;
 use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickle};
 use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
 
-use super::folder::{folder_path, in_folder, origin_note};
+use super::folder::{check_rank_count, folder_path, in_folder, origin_note, unrecorded_note};
 use super::select_root::{FlatName, select_root};
 use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
@@ -33,6 +33,9 @@ const TABLE_NAME: &str = ".metadata";
 
 /// The ending of the names of tables: `__3.metadata` is that of rank 3, if each rank wrote one.
 const TABLE_ENDING: &str = ".metadata";
+
+/// The ending of the names of data.
+const DATA_ENDING: &str = ".distcp";
 
 /// The ending of a table's name until the save ends.
 const UNFINISHED_ENDING: &str = ".metadata.tmp";
@@ -55,6 +58,13 @@ pub fn read_folder(
     }
     if table.tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
+    }
+    // The number of tables is that of the ranks, if each wrote one. Otherwise the ranks are those in the names of data.
+    let tables_by_rank = (*table_names != [TABLE_NAME]).then_some(table_names.len() as u64);
+    let data_names = || names.iter().chain(&table.files);
+    let named_ranks = || data_names().filter_map(writer_of).max()?.checked_add(1);
+    if let Some(ranks) = tables_by_rank.or_else(named_ranks) {
+        check_rank_count(ranks, options).map_err(error)?;
     }
     let flat = table.tensors.iter();
     let flat: Vec<FlatName<'_>> =
@@ -85,7 +95,8 @@ pub fn read_folder(
     for file in &files {
         file.check_unchanged()?;
     }
-    let ranks = count_writers(&file_names);
+    let ranks = tables_by_rank.unwrap_or_else(|| count_writers(&file_names));
+    let unrecorded = tables_by_rank.and_then(|ranks| unrecorded_note(ranks, options));
     let origin = origin_note("torch.distributed.checkpoint", &folder, ranks);
     Ok(Checkpoint {
         path,
@@ -97,19 +108,21 @@ pub fn read_folder(
         tensors: joined,
         metadata: None,
         obvious_choices: [vec![origin], selected.obvious_choices].concat(),
-        notes: selected.notes,
+        notes: selected.notes.into_iter().chain(unrecorded).collect(),
         refused: Vec::new(),
         options: options.clone(),
     })
 }
 
-/// The number of ranks that wrote files of these names: `__3_0.distcp` is that of rank 3.
+/// The rank that wrote a file: `__3_0.distcp` is that of rank 3.
+fn writer_of(name: &String) -> Option<u64> {
+    let (_, numbers) = name.strip_suffix(DATA_ENDING)?.rsplit_once("__")?;
+    numbers.split_once('_')?.0.parse().ok()
+}
+
+/// The number of ranks that wrote files of these names.
 fn count_writers(names: &[String]) -> u64 {
-    let rank = |name: &String| {
-        let (_, numbers) = name.rsplit_once("__")?;
-        numbers.split_once('_')?.0.parse().ok()
-    };
-    let ranks: BTreeSet<u64> = names.iter().filter_map(rank).collect();
+    let ranks: BTreeSet<u64> = names.iter().filter_map(writer_of).collect();
     ranks.len().max(1) as u64
 }
 
@@ -138,6 +151,11 @@ fn find_tables(names: &[String]) -> Result<Vec<String>, TrainingError> {
     }
     if let Some(gap) = (0..).zip(&ranks).find(|(n, (rank, _))| n != rank) {
         return Err(TrainingError::MissingFile { name: format!("__{}{TABLE_ENDING}", gap.0) });
+    }
+    let has_no_table = |name: &&String| writer_of(name) >= Some(ranks.len() as u64);
+    if let Some(data) = names.iter().find(has_no_table) {
+        let table = format!("__{}{TABLE_ENDING}", ranks.len());
+        return Err(TrainingError::MissingTable { data: data.clone(), table });
     }
     Ok(ranks.into_iter().map(|(_, name)| name.clone()).collect())
 }
