@@ -77,6 +77,20 @@ pub enum TrainingError {
         "tensor `{tensor}`: its piece reaches past the end of {name}, which is shorter than recorded"
     )]
     ShortFile { tensor: String, name: String },
+    /// A file that is shorter than recorded, although it has all that is shown.
+    #[error(
+        "{name} has {bytes} bytes and is shorter than recorded: its last item ends at {recorded_bytes}"
+    )]
+    ShortData { name: String, bytes: u64, recorded_bytes: u64 },
+    /// A file without bytes that should have pieces.
+    #[error("{name} is empty")]
+    EmptyFile { name: String },
+    /// A file name that torch does not write.
+    #[error("the table names a file by `{name}`, which has a NUL or a part such as `./` in it")]
+    DataFileName { name: String },
+    /// Data was written after the table, and is still being written.
+    #[error("a save into this folder has not ended: {name} is newer than its table")]
+    SaveRunning { name: String },
     /// A piece whose bytes were transformed when it was written, such as compressed.
     #[error("tensor `{tensor}`: its pieces are stored as {transform}, which is not read")]
     Transform { tensor: String, transform: String },
@@ -138,7 +152,7 @@ impl TrainingError {
             TrainingError::Unfinished { .. } => {
                 "give the folder of another step: this one is not complete".into()
             }
-            TrainingError::BeingWritten { .. } => {
+            TrainingError::BeingWritten { .. } | TrainingError::SaveRunning { .. } => {
                 "wait until the save has ended; if no program is saving, give the folder of another step".into()
             }
             TrainingError::MixedSaves { first, second } => format!(
@@ -155,7 +169,9 @@ impl TrainingError {
                 shell_word(&folder.join(table))
             )
             .into(),
-            TrainingError::ShortFile { name, .. } => {
+            TrainingError::ShortFile { name, .. }
+            | TrainingError::ShortData { name, .. }
+            | TrainingError::EmptyFile { name } => {
                 format!("fetch {} again", shell_word(&folder.join(name))).into()
             }
             TrainingError::Transform { .. } => {
@@ -211,6 +227,7 @@ impl TrainingError {
             | TrainingError::NoOffsets { .. }
             | TrainingError::DuplicateTensor { .. }
             | TrainingError::WrongKeys { .. }
+            | TrainingError::DataFileName { .. }
             | TrainingError::UnplacedPiece { .. }
             | TrainingError::Piece { .. }
             | TrainingError::PieceMismatch { .. }

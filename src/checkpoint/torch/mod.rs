@@ -28,6 +28,7 @@ mod zip;
 pub use error::TorchError;
 pub use gate::acquire as acquire_parse_permit;
 pub use legacy::LegacyError;
+pub use names::shorten_name;
 pub use object::{attribute, class_of, entry};
 pub use pickle::PickleError;
 pub use rank_piece::{CutBudget, LocalPart, RankPiece, has_rank_pieces, rank_piece};

@@ -289,7 +289,51 @@ def test_a_missing_file_of_a_rank_is_named(ckptfs, saved):
     check_refused(ckptfs, saved, "the file of a rank is missing: __1_0.distcp", f"fetch {saved}/__1_0.distcp")
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, -1])
+def test_an_empty_file_is_named(ckptfs, saved):
+    os.truncate(saved / "__1_0.distcp", 0)
+    check_refused(ckptfs, saved, "__1_0.distcp is empty", f"fetch {saved}/__1_0.distcp again")
+
+
+def test_a_file_shorter_than_recorded_is_refused_whatever_it_lacks(ckptfs, tmp_path):
+    path = tmp_path / "step-1"
+    save_whole(path, {"model": W, "optimizer": OPTIMIZER})
+    end = max(place.offset + place.length for place in pickle.loads((path / ".metadata").read_bytes()).storage_data.values())
+    os.truncate(path / "__0_0.distcp", end - 1)
+    words = f"__0_0.distcp has {end - 1} bytes and is shorter than recorded: its last item ends at {end}"
+    check_refused(ckptfs, path, words, f"fetch {path}/__0_0.distcp again")
+
+
+@pytest.mark.parametrize("name", ["./__1_0.distcp", "__1_0.distcp\0", "", "x/./y", "./" * 1900 + "__1_0.distcp"])
+def test_file_names_that_torch_does_not_write_are_refused_as_such(ckptfs, saved, name):
+    edit_table(saved, change_place(relative_path=name))
+    check_refused(ckptfs, saved, "the table names a file by `", "which has a NUL or a part such as `./` in it")
+    assert "--follow-symlinks" not in ckptfs("inspect", saved).stderr
+
+
+def test_a_save_over_an_earlier_one_is_refused_until_it_ends(ckptfs, saved, tmp_path):
+    """The data of one file is new, and the table is not."""
+    save_by_rows(tmp_path / "new", rows=FULL + 100)
+    shutil.copy(tmp_path / "new/__0_0.distcp", saved)
+    inspect = subprocess.Popen([ckptfs.binary, "inspect", saved], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    time.sleep(0.3)
+    assert inspect.poll() is None
+    for name in ("__1_0.distcp", ".metadata"):
+        shutil.copy(tmp_path / "new" / name, saved)
+    assert "a save into this folder has not ended: __0_0.distcp is newer than its table" in inspect.communicate()[1]
+    assert inspect.returncode == REFUSED
+    check_same(load_file(saved), {"a": FULL + 100, "b": torch.arange(5)})
+
+
+@pytest.mark.parametrize("age", [0, 1, 1000, -1000])
+def test_a_copy_is_read_whatever_its_times_are(ckptfs, saved, age):
+    now = time.time()
+    os.utime(saved / ".metadata", (now, now - age - 5))
+    for name in ("__0_0.distcp", "__1_0.distcp"):
+        os.utime(saved / name, (now, now - age))
+    assert ckptfs("inspect", saved).code == DONE
+
+
+@pytest.mark.parametrize("size", [1, 100, -1])
 def test_a_truncated_file_is_named(ckptfs, saved, size):
     path = saved / "__1_0.distcp"
     os.truncate(path, size if size >= 0 else path.stat().st_size - 1)

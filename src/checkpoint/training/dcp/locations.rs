@@ -32,13 +32,13 @@ pub struct PieceLocations<'a> {
 }
 
 impl<'a> PieceLocations<'a> {
-    /// Reads the locations in a table. `number_file` gives each file a number; it is called for every entry, and for
-    /// those that are not tensors too.
+    /// Reads the locations in a table. `number_file` gives each file a number, and learns where its entries
+    /// end: those that are not tensors too.
     pub fn read(
         arena: &'a Arena,
         table: NodeId,
         budget: &mut PartBudget,
-        mut number_file: impl FnMut(&str) -> u32,
+        mut number_file: impl FnMut(&str, u64) -> u32,
     ) -> Result<PieceLocations<'a>, &'static str> {
         let entries = attribute(arena, table, "storage_data").and_then(|data| arena.entries(data));
         let entries = entries.ok_or("it has no storage_data")?;
@@ -52,7 +52,7 @@ impl<'a> PieceLocations<'a> {
                 .zip(count("length"))
                 .ok_or("an entry of storage_data has no range")?;
             let end = offset.checked_add(len).ok_or("an entry of storage_data has no range")?;
-            let file = number_file(file);
+            let file = number_file(file, end);
             // Entries that are not tensors have no first steps.
             let offsets = attribute(arena, index, "offset");
             let Some(start) = offsets.and_then(|id| budget.shape(arena, id).transpose()) else {

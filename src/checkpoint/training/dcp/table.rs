@@ -26,11 +26,19 @@ pub struct DcpTable {
     pub tensors: Vec<TableTensor>,
     /// The names of entries that are not tensors.
     pub others: Vec<String>,
-    /// The names of the files that hold the pieces, each once.
-    pub files: Vec<String>,
+    /// The files that hold the pieces, each once.
+    pub files: Vec<DataFile>,
     file_numbers: HashMap<String, u32>,
     /// What the tables of several ranks have in common; `None` for a single table.
     shared: Option<SharedTensors>,
+}
+
+/// A file that holds pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    pub name: String,
+    /// The end of the last entry that a table places in it, be it of a tensor or not.
+    pub recorded_bytes: u64,
 }
 
 /// Tensors that the tables of several ranks may have in common.
@@ -63,7 +71,7 @@ pub struct TableTensor {
 pub struct TablePiece {
     pub start: Shape,
     pub counts: Shape,
-    /// The index of its file in the list of file names.
+    /// The index of its file in the list of files.
     pub file: u32,
     pub range: Range<u64>,
 }
@@ -89,7 +97,7 @@ impl DcpTable {
         }
         let mut budget = PartBudget::new(bytes);
         let locations =
-            PieceLocations::read(arena, top, &mut budget, |file| self.number_file(file))
+            PieceLocations::read(arena, top, &mut budget, |file, end| self.number_file(file, end))
                 .map_err(malformed)?;
         let keys = attribute(arena, top, "planner_data");
         let keys = keys.and_then(|keys| arena.entries(keys)).unwrap_or_default();
@@ -130,23 +138,28 @@ impl DcpTable {
         Ok(())
     }
 
-    /// The number of a file, which is an index into the file names.
-    fn number_file(&mut self, file: &str) -> u32 {
-        if let Some(&number) = self.file_numbers.get(file) {
-            return number;
-        }
-        let number = self.files.len() as u32;
-        self.file_numbers.insert(file.to_owned(), number);
-        self.files.push(file.to_owned());
+    /// The number of a file, which is an index into the files, for an entry that ends at a byte of it.
+    fn number_file(&mut self, name: &str, end: u64) -> u32 {
+        let number = match self.file_numbers.get(name) {
+            Some(&number) => number,
+            None => {
+                let number = self.files.len() as u32;
+                self.file_numbers.insert(name.to_owned(), number);
+                self.files.push(DataFile { name: name.to_owned(), recorded_bytes: 0 });
+                number
+            }
+        };
+        let file = &mut self.files[number as usize];
+        file.recorded_bytes = file.recorded_bytes.max(end);
         number
     }
 
-    /// Takes the tensors of these indexes, and the names of the files that hold their pieces. The file of a piece is
-    /// then an index into these names.
+    /// Takes the tensors of these indexes, and the files that hold their pieces. The file of a piece is then an index
+    /// into these files.
     pub fn take_tensors(
         self,
         numbers: impl Iterator<Item = usize>,
-    ) -> (Vec<TableTensor>, Vec<String>) {
+    ) -> (Vec<TableTensor>, Vec<DataFile>) {
         let mut all: Vec<Option<TableTensor>> = self.tensors.into_iter().map(Some).collect();
         let mut tensors: Vec<TableTensor> = numbers.filter_map(|n| all[n].take()).collect();
         let mut used: Vec<u32> = tensors
@@ -158,8 +171,8 @@ impl DcpTable {
         for piece in tensors.iter_mut().flat_map(|tensor| &mut tensor.pieces) {
             piece.file = used.partition_point(|&file| file < piece.file) as u32;
         }
-        let names = used.iter().map(|&file| self.files[file as usize].clone()).collect();
-        (tensors, names)
+        let files = used.iter().map(|&file| self.files[file as usize].clone()).collect();
+        (tensors, files)
     }
 
     /// The number of the tensor of an entry, which is added unless another rank's table has it.
