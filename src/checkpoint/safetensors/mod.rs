@@ -228,3 +228,15 @@ fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderE
     }
     Ok(Header { tensors, metadata: raw.metadata })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_called_empty() {
+        let error = parse_header(&Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "it is empty");
+        assert!(!error.remedy(Path::new("f")).contains("cut off"));
+    }
+}

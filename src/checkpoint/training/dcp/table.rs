@@ -316,3 +316,42 @@ fn key_ends(arena: &Arena, keys: NodeId, name: &str) -> Option<KeyEnds> {
     }
     (rest.is_empty() && !ends.is_empty()).then_some(ends)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::checkpoint::torch::pickle::read_pickle;
+
+    use super::*;
+
+    /// The ends of the keys in a pickled tuple.
+    fn ends(pickle: &[u8], name: &str) -> Option<Vec<u32>> {
+        let (arena, top, _) = read_pickle(pickle, pickle.len() as u64).unwrap();
+        key_ends(&arena, top, name).map(|ends| ends.to_vec())
+    }
+
+    #[test]
+    fn keys_are_kept_only_if_they_make_the_name() {
+        let keys = b"\x80\x04(\x8c\x05modelK\x0b\x8c\x03a.wt.";
+        assert_eq!(ends(keys, "model.11.a.w"), Some(vec![5, 8, 12]));
+        for other in ["model.11.a.w2", "model.11.a", "model.1.a.w", "model11.a.w", "", "x"] {
+            assert_eq!(ends(keys, other), None, "{other}");
+        }
+        // An empty key is one, no key is none, and a number is no path.
+        assert_eq!(ends(b"\x80\x04\x8c\x00\x8c\x01w\x86.", ".w"), Some(vec![0, 2]));
+        assert_eq!(ends(b"\x80\x04).", ""), None);
+        assert_eq!(ends(b"\x80\x04K\x01.", "1"), None);
+    }
+
+    #[test]
+    fn a_long_path_that_tensors_share_takes_no_more_than_their_names() {
+        let mut pickle = b"\x80\x04(".to_vec();
+        pickle.extend(b"\x8c\x00".repeat(1_000_000));
+        pickle.extend(b"t.");
+        let started = std::time::Instant::now();
+        let (arena, top, _) = read_pickle(&pickle, pickle.len() as u64).unwrap();
+        for _ in 0..10_000 {
+            assert!(key_ends(&arena, top, "..........").is_none());
+        }
+        assert!(started.elapsed().as_secs() < 10);
+    }
+}
