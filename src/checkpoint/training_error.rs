@@ -53,6 +53,12 @@ pub enum TrainingError {
     /// A rank's file is missing.
     #[error("the file of a rank is missing: {name}")]
     MissingFile { name: String },
+    /// A file of a rank that the run did not have.
+    #[error("{name} is left over from another run: this one had {}", count_ranks(*.ranks))]
+    ExcessFile { name: String, ranks: u64 },
+    /// A tensor of which no file has a piece.
+    #[error("tensor `{tensor}`: no file has a piece of it")]
+    NoPieces { tensor: String },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
@@ -140,6 +146,9 @@ impl TrainingError {
             TrainingError::MissingFile { name } => {
                 format!("fetch {}", shell_word(&folder.join(name))).into()
             }
+            TrainingError::ExcessFile { name, .. } => {
+                format!("move {} out of the folder", shell_word(&folder.join(name))).into()
+            }
             TrainingError::ShortFile { name, .. } => {
                 format!("fetch {} again", shell_word(&folder.join(name))).into()
             }
@@ -196,6 +205,7 @@ impl TrainingError {
             | TrainingError::NoOffsets { .. }
             | TrainingError::DuplicateTensor { .. }
             | TrainingError::UnplacedPiece { .. }
+            | TrainingError::NoPieces { .. }
             | TrainingError::Piece { .. }
             | TrainingError::PieceMismatch { .. }
             | TrainingError::Tiling { .. } => {
