@@ -1,7 +1,7 @@
 //! Opens a path: a file, an index, a numbered set, or a directory that has one of them.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::source::{LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, split_parent};
@@ -42,7 +42,12 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
-                Err(found) => Err(no_choice_error(&root, &directory, path, &names, found)),
+                Err(found) => match find_in_parent(path, links).filter(|_| found.is_empty()) {
+                    Some((root, directory, candidate)) => {
+                        open_candidate(&root, &directory, &candidate, options)
+                    }
+                    None => Err(no_choice_error(&root, &directory, path, &names, found)),
+                },
             }
         }
         Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
@@ -58,10 +63,19 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     }
                     error => error,
                 })?;
-            open_by_name(&root, &directory, name, options).map_err(|error| match error {
-                CheckpointError::Source(error) => error.with_typed_path(path).into(),
-                error => error,
-            })
+            match open_by_name(&root, &directory, name, options) {
+                Err(CheckpointError::Source(error @ SourceError::Missing { .. })) => {
+                    let found = find_in_parent(parent, links);
+                    match found.filter(|(.., candidate)| *candidate.name == *name) {
+                        Some((root, directory, candidate)) => {
+                            open_candidate(&root, &directory, &candidate, options)
+                        }
+                        None => Err(error.with_typed_path(path).into()),
+                    }
+                }
+                Err(CheckpointError::Source(error)) => Err(error.with_typed_path(path).into()),
+                opened => opened,
+            }
         }
         Err(error) => Err(error.into()),
     }
@@ -84,10 +98,6 @@ fn no_choice_error(
         let error = Box::new(TrainingError::no_model_states());
         return CheckpointError::Training { path, error };
     }
-    if has_weights_in_parent(&path) {
-        let path = std::path::absolute(&path).unwrap_or(path);
-        return CheckpointError::Training { path, error: Box::new(TrainingError::WeightsInParent) };
-    }
     match find_unread_file(root, directory, names) {
         Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
         None => {
@@ -97,14 +107,21 @@ fn no_choice_error(
     }
 }
 
-/// Whether a directory without a checkpoint is shown as one that lies in its parent directory.
-fn has_weights_in_parent(path: &Path) -> bool {
-    let Ok(real_path) = std::fs::canonicalize(path) else { return false };
-    let (Some(parent), Some(name)) = (real_path.parent(), real_path.file_name()) else {
-        return false;
+/// The checkpoint that a directory shows although its files lie in the parent directory, as verl's do. The root is the
+/// parent then, as in a mount of it: links stay beneath that.
+fn find_in_parent(directory: &Path, links: LinkPolicy) -> Option<(Arc<Root>, PathBuf, Candidate)> {
+    let typed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let real_path = std::fs::canonicalize(typed).ok()?;
+    let name = real_path.file_name()?;
+    let (root, parent) = Root::for_directory(real_path.parent()?, links).ok()?;
+    let directory = parent.join(name);
+    let is_above = |candidate: &Candidate| match &candidate.files {
+        CandidateFiles::Ranks(folder) => folder.is_in_parent(),
+        _ => false,
     };
-    let Ok((root, parent)) = Root::for_directory(parent, LinkPolicy::Inside) else { return false };
-    find_candidates(&root, &parent.join(name)).is_ok_and(|found| !found.is_empty())
+    let mut found = find_candidates(&root, &directory).ok()?.into_iter().filter(is_above);
+    let candidate = found.next()?;
+    Some((root, directory, candidate))
 }
 
 fn file_name(path: &Path) -> &str {

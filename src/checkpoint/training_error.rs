@@ -102,9 +102,6 @@ pub enum TrainingError {
     /// The state of an optimizer or the like, without a model.
     #[error("it holds training state ({keys}) and no model")]
     OnlyTrainingState { keys: TruncatedList },
-    /// The folder of a config whose weights are per-rank files in the parent folder.
-    #[error("it holds the config alone: the weights are per-rank files in the parent folder")]
-    WeightsInParent,
     /// A folder without tensors.
     #[error("it holds no tensors")]
     NoTensors,
@@ -172,10 +169,6 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
-            TrainingError::WeightsInParent => {
-                let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-                format!("give that folder: {}", shell_word(above.unwrap_or(Path::new("..")))).into()
-            }
             TrainingError::NoTensors => "give the folder of the model".into(),
             TrainingError::RankCount { found, expected } => {
                 if found < expected {

@@ -51,6 +51,11 @@ impl TrainingFolder {
         TrainingFolder { folder: folder.into(), virtual_name: MODEL_NAME.to_owned(), ..self }
     }
 
+    /// Whether its files lie in the parent of the folder of the virtual file.
+    pub fn is_in_parent(&self) -> bool {
+        self.folder.as_os_str() == ".."
+    }
+
     /// The folders in which its files are found, except that of the virtual file.
     pub fn other_folders(&self) -> Vec<PathBuf> {
         let mut folders = Vec::new();

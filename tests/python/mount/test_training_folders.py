@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from ckptfs.torch import load_file as load_through_package
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -115,12 +116,26 @@ def test_a_folder_with_weights_of_its_own_shows_those(ckptfs, tmp_path, kind):
     check_same(load_file(ckptfs.export(folder, tmp_path / "out.safetensors")), weights(2))
 
 
-def test_a_folder_with_the_config_alone_names_the_folder_of_the_weights(ckptfs, tmp_path):
+@pytest.mark.parametrize("place", [".", "huggingface", "model.safetensors", "huggingface/model.safetensors"])
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["on-disk", "mounted"])
+def test_every_place_of_verls_model_can_be_given(ckptfs, mounts, tmp_path, place, is_mounted):
+    actor = tmp_path / "runs/actor"
+    write_verl(actor, weights())
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, actor / "optim_world_size_1_rank_0.pt")
+    torch.save({"rng": {"cpu": torch.ones(3)}}, actor / "extra_state_world_size_1_rank_0.pt")
+    path = (mounts(tmp_path / "runs") / "actor" if is_mounted else actor) / place
+    check_same(load_file(ckptfs.export(path, tmp_path / "out.safetensors")), weights())
+    check_same(load_through_package(path), weights())
+
+
+def test_links_of_a_config_folder_stay_in_its_parent(ckptfs, tmp_path):
     write_verl(tmp_path / "actor", weights())
+    name = "model_world_size_1_rank_0.pt"
+    (tmp_path / "actor" / name).rename(tmp_path / name)
+    (tmp_path / "actor" / name).symlink_to(f"../{name}")
     refused = ckptfs("inspect", tmp_path / "actor/huggingface")
-    assert refused.code == REFUSED and "per-rank files in the parent folder" in refused.stderr
-    assert f"give that folder: {tmp_path / 'actor'}\n" in refused.stderr
-    assert ckptfs("inspect", tmp_path / "actor").code == 0
+    assert refused.code != 0 and "leads out" in refused.stderr
+    assert ckptfs("inspect", tmp_path / "actor/huggingface", "--follow-symlinks").code == 0
 
 
 def test_a_mount_shows_the_step_that_was_saved_last(mounts, tmp_path):
