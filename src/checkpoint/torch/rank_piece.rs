@@ -216,9 +216,9 @@ const MALFORMED: TensorError = TensorError::Malformed {
 const TOO_MANY_CUTS: TensorError =
     TensorError::Malformed { what: "it is cut into more pieces than any training run writes" };
 
-/// Whether a file is a torch archive with pieces of tensors, judged by the classes that its pickle names.
+/// Whether a file is of torch, with pieces of tensors, judged by the classes that its pickle names.
 pub fn has_rank_pieces(file: &dyn ReadAt) -> bool {
-    TorchValues::read_zip(file)
+    TorchValues::read(file)
         .is_ok_and(|values| values.arena.globals().any(|class| rank_piece_class(class).is_some()))
 }
 

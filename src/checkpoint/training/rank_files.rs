@@ -136,7 +136,7 @@ fn read_rank(
     name: &str,
     options: &ParseOptions,
 ) -> Result<RankContents, RankFileError> {
-    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
+    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read(&file)?;
     let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
         .map_err(TorchError::from)?;
     let Selection { entries, rank_pieces, mut refused, obvious_choices, notes } = selection;

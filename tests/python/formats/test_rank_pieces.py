@@ -129,6 +129,15 @@ def test_older_spellings_of_the_mesh_are_read(ckptfs, tmp_path, version, mesh_sh
     check_export(ckptfs, tmp_path / "ranks", expected, tmp_path / "out.safetensors")
 
 
+def test_the_older_form_of_torch_files_is_joined(ckptfs, tmp_path, monkeypatch):
+    newer = torch.save
+    monkeypatch.setattr(torch, "save", lambda *args: newer(*args, _use_new_zipfile_serialization=False))
+    for name in (file_name, unnumbered):
+        folder = tmp_path / name.__name__
+        expected = write_ranks(folder, [2, 2], {"a": (FULL, [Shard(0), Shard(1)]), "b": (FULL[0], None)}, name=name)
+        check_export(ckptfs, folder, expected, folder / "out.safetensors")
+
+
 def test_a_rank_outside_the_mesh_has_no_part(ckptfs, tmp_path):
     """The mesh has the first two of three ranks."""
     from torch.distributed.device_mesh import DeviceMesh

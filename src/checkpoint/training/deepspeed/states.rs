@@ -59,7 +59,7 @@ impl<'a> StatesFile<'a> {
         origin: OriginId,
         name: &'a str,
     ) -> Result<StatesFile<'a>, RankFileError> {
-        Ok(StatesFile { file, values: TorchValues::read_zip(file)?, origin, name })
+        Ok(StatesFile { file, values: TorchValues::read(file)?, origin, name })
     }
 
     fn malformed(&self, what: &'static str) -> RankFileError {
