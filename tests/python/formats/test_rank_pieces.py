@@ -393,3 +393,18 @@ def test_a_range_of_a_joined_tensor_equals_the_whole(tmp_path):
             pick = lambda size: slice(*sorted((rng.randint(0, size), rng.randint(0, size))))
             index = tuple(map(pick, full.shape))
             assert torch.equal(file.get_slice("a")[index], full[index])
+
+
+LOAD_UNDER_LIMIT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 4096))
+from ckptfs import safe_open
+from ckptfs.torch import load_file
+with safe_open(sys.argv[1], framework="pt") as opened:
+    assert opened.get_tensor("a").sum() == load_file(sys.argv[1])["a"].sum() == 2415
+"""
+
+
+def test_more_files_than_the_soft_limit_on_open_files_are_joined(tmp_path):
+    write_ranks(tmp_path / "ranks", [100], {"a": (FULL, [Shard(0)])})
+    subprocess.run([sys.executable, "-c", LOAD_UNDER_LIMIT, tmp_path / "ranks"], check=True, timeout=PATIENCE)
