@@ -10,17 +10,16 @@ use crate::threads::{join, try_spawn};
 use super::contents::Checkpoint;
 use super::directory::{
     Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
-    find_nested, find_unread_file, is_complete_set, is_zero_optimizer, lone_shard_note,
-    numbered_shards, sole_index, unsharded_name_of_index,
+    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
+use super::no_choice::{no_choice_error, pointer_error};
 use super::options::ParseOptions;
 use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index};
 use super::shards::read_shards;
 use super::single_file::read_file;
 use super::training::read_training_folder;
-use super::training_error::TrainingError;
 use super::truncated_list::TruncatedList;
 
 /// Reads the checkpoint at a path that the user typed.
@@ -46,12 +45,19 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     Some((root, directory, candidate)) => {
                         open_candidate(&root, &directory, &candidate, options)
                     }
-                    None => Err(no_choice_error(&root, &directory, path, &names, found)),
+                    None => {
+                        let opens = |candidate: &Candidate| {
+                            open_candidate(&root, &directory, candidate, options)
+                                .is_ok_and(|checkpoint| checkpoint.refused.is_empty())
+                        };
+                        Err(no_choice_error(&root, &directory, path, &names, found, &opens))
+                    }
                 },
             }
         }
         Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
-            open_file(file, file_name(path), options)
+            let name = file_name(path);
+            open_file(file, name, options).map_err(|error| pointer_error(name, error))
         }
         // No file has the name of a numbered set. The shards of an index lie beside it.
         Ok(UserPath::File(_)) | Err(SourceError::Missing { .. }) => {
@@ -78,32 +84,6 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
             }
         }
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
-fn no_choice_error(
-    root: &Arc<Root>,
-    directory: &Path,
-    path: &Path,
-    names: &[String],
-    found: Vec<Candidate>,
-) -> CheckpointError {
-    let path = path.to_path_buf();
-    if !found.is_empty() {
-        let names = found.into_iter().map(|candidate| candidate.name).collect();
-        return CheckpointError::SeveralCheckpoints { path, names };
-    }
-    if names.iter().any(|name| is_zero_optimizer(name)) {
-        let error = Box::new(TrainingError::no_model_states());
-        return CheckpointError::Training { path, error };
-    }
-    match find_unread_file(root, directory, names) {
-        Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
-        None => {
-            let subdirectories = find_nested(root, directory);
-            CheckpointError::NoCheckpoint { path, subdirectories }
-        }
     }
 }
 

@@ -102,6 +102,18 @@ pub enum TrainingError {
     /// The state of an optimizer or the like, without a model.
     #[error("it holds training state ({keys}) and no model")]
     OnlyTrainingState { keys: TruncatedList },
+    /// A `latest` that names a folder which is not there.
+    #[error("`latest` names {tag}, which is not there")]
+    MissingTag { tag: String, other: Option<String> },
+    /// A folder of DeepSpeed without ZeRO, whose model is whole in one file.
+    #[error("DeepSpeed saved it without ZeRO: {name} has the whole model")]
+    WholeStates { name: String },
+    /// The file `latest`, given as a checkpoint.
+    #[error("it names the folder that DeepSpeed saved last, and holds no tensors")]
+    PointerFile,
+    /// The folder of the parameters of a universal checkpoint.
+    #[error("it holds the parameters of a universal checkpoint, each by itself")]
+    UniversalPart,
     /// A folder without tensors.
     #[error("it holds no tensors")]
     NoTensors,
@@ -169,6 +181,23 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
+            TrainingError::MissingTag { tag, other } => {
+                let fetch = format!("fetch {}", shell_word(&folder.join(tag)));
+                match other {
+                    Some(other) => {
+                        format!("{fetch}, or give another step: {}", shell_word(&folder.join(other)))
+                    }
+                    None => fetch,
+                }
+                .into()
+            }
+            TrainingError::WholeStates { name } => {
+                format!("give that file: {}", shell_word(&folder.join(name))).into()
+            }
+            TrainingError::PointerFile | TrainingError::UniversalPart => {
+                let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+                format!("give the folder that it lies in: {}", shell_word(parent.unwrap_or(Path::new(".")))).into()
+            }
             TrainingError::NoTensors => "give the folder of the model".into(),
             TrainingError::RankCount { found, expected } => {
                 if found < expected {

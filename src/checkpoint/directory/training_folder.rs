@@ -85,7 +85,7 @@ impl TrainingFolder {
 }
 
 /// The name of the virtual file of a folder that is one model.
-const MODEL_NAME: &str = "model.safetensors";
+pub const MODEL_NAME: &str = "model.safetensors";
 
 /// The training folders among files of these names. `has_pieces` reads whether a file holds pieces of tensors: it is
 /// called where names alone do not tell.

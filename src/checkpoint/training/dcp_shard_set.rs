@@ -68,8 +68,7 @@ pub struct PlacedPiece<'a> {
     pub part: &'a TensorBox,
 }
 
-/// Tensors of a rank that differ in the numbers in their names only, and of which it has the same box: those of one
-/// kind in all layers.
+/// Tensors of one kind in all layers: their names differ in numbers only, and the rank has the same box of each.
 #[derive(PartialEq, Eq, Hash)]
 struct LayerPiece<'a> {
     rank: u64,
