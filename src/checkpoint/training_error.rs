@@ -59,6 +59,9 @@ pub enum TrainingError {
     /// A tensor of which no file has a piece.
     #[error("tensor `{tensor}`: no file has a piece of it")]
     NoPieces { tensor: String },
+    /// The files of several ranks are missing, the last ones.
+    #[error("the files of ranks are missing: {first} and {more} more")]
+    MissingFiles { first: String, more: u64 },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
@@ -152,6 +155,9 @@ impl TrainingError {
                 shell_word(&folder.join(second))
             )
             .into(),
+            TrainingError::MissingFiles { first, .. } => {
+                format!("fetch {}, and the others", shell_word(&folder.join(first))).into()
+            }
             TrainingError::MissingFile { name } => {
                 format!("fetch {}", shell_word(&folder.join(name))).into()
             }

@@ -330,7 +330,11 @@ impl RankFileSet {
         let found = self.names.len() as u64;
         match world_size {
             Some(size) if found < size => {
-                Err(TrainingError::MissingFile { name: self.name_of(found as u32) })
+                let name = self.name_of(found as u32);
+                Err(match size - found {
+                    1 => TrainingError::MissingFile { name },
+                    missing => TrainingError::MissingFiles { first: name, more: missing - 1 },
+                })
             }
             Some(ranks) if found > ranks => {
                 Err(TrainingError::ExcessFile { name: self.name_of(ranks as u32), ranks })
