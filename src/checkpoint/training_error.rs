@@ -58,6 +58,15 @@ pub enum TrainingError {
         "{data} is there and {table} is not: the save has not ended, or the table of a rank is missing"
     )]
     MissingTable { data: String, table: String },
+    /// A file of a rank that the run did not have.
+    #[error("{name} is left over from another run: this one had {}", count_ranks(*.ranks))]
+    ExcessFile { name: String, ranks: u64 },
+    /// A tensor of which no file has a piece.
+    #[error("tensor `{tensor}`: no file has a piece of it")]
+    NoPieces { tensor: String },
+    /// The files of several ranks are missing, the last ones.
+    #[error("the files of ranks are missing: {first} and {more} more")]
+    MissingFiles { first: String, more: u64 },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
@@ -120,9 +129,18 @@ pub enum TrainingError {
     /// The state of an optimizer or the like, without a model.
     #[error("it holds training state ({keys}) and no model")]
     OnlyTrainingState { keys: TruncatedList },
-    /// The folder of a config whose weights are per-rank files in the parent folder.
-    #[error("it holds the config alone: the weights are per-rank files in the parent folder")]
-    WeightsInParent,
+    /// A `latest` that names a folder which is not there.
+    #[error("`latest` names {tag}, which is not there")]
+    MissingTag { tag: String, other: Option<String> },
+    /// A folder of DeepSpeed without ZeRO, whose model is whole in one file.
+    #[error("DeepSpeed saved it without ZeRO: {name} has the whole model")]
+    WholeStates { name: String },
+    /// The file `latest`, given as a checkpoint.
+    #[error("it names the folder that DeepSpeed saved last, and holds no tensors")]
+    PointerFile,
+    /// The folder of the parameters of a universal checkpoint.
+    #[error("it holds the parameters of a universal checkpoint, each by itself")]
+    UniversalPart,
     /// A folder without tensors.
     #[error("it holds no tensors")]
     NoTensors,
@@ -161,6 +179,9 @@ impl TrainingError {
                 shell_word(&folder.join(second))
             )
             .into(),
+            TrainingError::MissingFiles { first, .. } => {
+                format!("fetch {}, and the others", shell_word(&folder.join(first))).into()
+            }
             TrainingError::MissingFile { name } => {
                 format!("fetch {}", shell_word(&folder.join(name))).into()
             }
@@ -169,6 +190,9 @@ impl TrainingError {
                 shell_word(&folder.join(table))
             )
             .into(),
+            TrainingError::ExcessFile { name, .. } => {
+                format!("move {} out of the folder", shell_word(&folder.join(name))).into()
+            }
             TrainingError::ShortFile { name, .. }
             | TrainingError::ShortData { name, .. }
             | TrainingError::EmptyFile { name } => {
@@ -194,9 +218,22 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
-            TrainingError::WeightsInParent => {
-                let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-                format!("give that folder: {}", shell_word(above.unwrap_or(Path::new("..")))).into()
+            TrainingError::MissingTag { tag, other } => {
+                let fetch = format!("fetch {}", shell_word(&folder.join(tag)));
+                match other {
+                    Some(other) => {
+                        format!("{fetch}, or give another step: {}", shell_word(&folder.join(other)))
+                    }
+                    None => fetch,
+                }
+                .into()
+            }
+            TrainingError::WholeStates { name } => {
+                format!("give that file: {}", shell_word(&folder.join(name))).into()
+            }
+            TrainingError::PointerFile | TrainingError::UniversalPart => {
+                let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+                format!("give the folder that it lies in: {}", shell_word(parent.unwrap_or(Path::new(".")))).into()
             }
             TrainingError::NoTensors => "give the folder of the model".into(),
             TrainingError::RankCount { found, expected } => {
@@ -229,6 +266,7 @@ impl TrainingError {
             | TrainingError::WrongKeys { .. }
             | TrainingError::DataFileName { .. }
             | TrainingError::UnplacedPiece { .. }
+            | TrainingError::NoPieces { .. }
             | TrainingError::Piece { .. }
             | TrainingError::PieceMismatch { .. }
             | TrainingError::Tiling { .. } => {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
 use super::error::SourceError;
+use super::file_limit::open_within_limit;
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
 use super::root::{LinkPolicy, Root};
@@ -108,7 +109,7 @@ impl OpenFile {
         let flags = flags | READ_FLAGS;
         // The path by descriptor also leads to a file whose name is gone.
         let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
-        let fd = match openat(CWD, &by_descriptor, flags, Mode::empty()) {
+        let fd = match open_within_limit(|| openat(CWD, &by_descriptor, flags, Mode::empty())) {
             Ok(fd) => fd,
             Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
                 self.file.location.open_with_flags(flags).ok()?
@@ -306,8 +307,10 @@ impl FileLocation {
     fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, SourceError> {
         match self {
             FileLocation::InRoot { root, path, links } => root.resolve(path, flags, *links),
-            FileLocation::User { path, absolute } => openat(CWD, absolute, flags, Mode::empty())
-                .map_err(|e| SourceError::io(path, "open it", e)),
+            FileLocation::User { path, absolute } => {
+                open_within_limit(|| openat(CWD, absolute, flags, Mode::empty()))
+                    .map_err(|e| SourceError::io(path, "open it", e))
+            }
         }
     }
 
@@ -349,7 +352,7 @@ impl UserPath {
         let location = FileLocation::user(path);
         // Not by the absolute path: it may be too long, or lead through directories that this user may not pass.
         let open = || {
-            openat(CWD, path, READ_FLAGS, Mode::empty())
+            open_within_limit(|| openat(CWD, path, READ_FLAGS, Mode::empty()))
                 .map_err(|e| SourceError::io(path, "open it", e))
         };
         let (fd, stat) = location.open_checked(&stat, open)?;

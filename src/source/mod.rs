@@ -8,6 +8,7 @@
 
 mod error;
 mod file;
+mod file_limit;
 mod file_reader;
 mod long_path;
 mod metadata;
@@ -22,6 +23,7 @@ mod test_file;
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
+pub use file_limit::raise_file_limit;
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};

@@ -8,6 +8,7 @@
 
 mod dcp;
 mod dcp_safetensors;
+mod dcp_shard_set;
 mod deepspeed;
 mod folder;
 mod optimizer_names;
