@@ -39,7 +39,11 @@ pub enum CheckpointError {
     #[error(
         "{path}: one rank's part of a sharded checkpoint: its pieces of tensors have the names of whole ones"
     )]
-    RankShard { path: PathBuf },
+    RankShard {
+        path: PathBuf,
+        /// A file beside it that its folder stands for.
+        chosen: Option<&'static str>,
+    },
     /// There is no dictionary of tensors to show.
     #[error("{path}: {error}")]
     Selection { path: PathBuf, error: SelectError },
@@ -96,6 +100,8 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Their names, each of which the user can append to the directory.
         names: Vec<String>,
+        /// The one that the remedy names: the first that can be read.
+        suggested: String,
     },
     /// A training folder cannot be joined.
     #[error("{path}: {error}")]
@@ -142,7 +148,7 @@ impl CheckpointError {
             | CheckpointError::Zip { path, .. }
             | CheckpointError::Pickle { path, .. }
             | CheckpointError::Legacy { path, .. }
-            | CheckpointError::RankShard { path }
+            | CheckpointError::RankShard { path, .. }
             | CheckpointError::Selection { path, .. }
             | CheckpointError::Index { path, .. }
             | CheckpointError::DuplicateTensor { path, .. }
@@ -170,9 +176,18 @@ impl CheckpointError {
             CheckpointError::Legacy { .. } => {
                 "fetch the file again, or save it again with a current torch".into()
             }
-            CheckpointError::RankShard { path } => {
-                let folder = shell_word(folder_of(path));
-                format!("give the folder with the files of all ranks: {folder}").into()
+            CheckpointError::RankShard { path, chosen } => {
+                let folder = folder_of(path);
+                let give = "the folder with the files of all ranks";
+                match chosen {
+                    None => format!("give {give}: {}", shell_word(folder)),
+                    Some(name) => format!(
+                        "give the whole model: {file}; or move that file away, and give {give}: {}",
+                        shell_word(folder),
+                        file = shell_word(&folder.join(name)),
+                    ),
+                }
+                .into()
             }
             CheckpointError::Selection { path, error } => error.remedy(path).into(),
             CheckpointError::Index { path, error } => error.remedy(path).into(),
@@ -207,12 +222,9 @@ impl CheckpointError {
                 }
                 .into()
             }
-            CheckpointError::SeveralCheckpoints { path, names } => match names.first() {
-                Some(name) => {
-                    format!("name one of them, such as {}", shell_word(&path.join(name))).into()
-                }
-                None => "name one of them".into(),
-            },
+            CheckpointError::SeveralCheckpoints { path, suggested, .. } => {
+                format!("name one of them, such as {}", shell_word(&path.join(suggested))).into()
+            }
             CheckpointError::RefusedEntries { refused, tensor_count, .. } => {
                 let remaining = *tensor_count > 0;
                 let first = refused.first().map(|entry| entry.error.remedy(remaining));

@@ -16,6 +16,7 @@ mod error;
 mod format;
 mod json;
 mod name_index;
+mod no_choice;
 mod open;
 mod options;
 mod origins;

@@ -1,26 +1,27 @@
 //! Opens a path: a file, an index, a numbered set, or a directory that has one of them.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::source::{LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, split_parent};
+use crate::source::{
+    LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url, split_parent,
+};
 use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
 use super::directory::{
     Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
-    find_nested, find_unread_file, is_complete_set, is_zero_optimizer, lone_shard_note,
-    numbered_shards, sole_index, unsharded_name_of_index,
+    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
+use super::no_choice::{no_choice_error, pointer_error};
 use super::options::ParseOptions;
 use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index};
 use super::shards::read_shards;
 use super::single_file::read_file;
 use super::training::read_training_folder;
-use super::training_error::TrainingError;
 use super::truncated_list::TruncatedList;
 
 /// Reads the checkpoint at a path that the user typed.
@@ -42,11 +43,23 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
-                Err(found) => Err(no_choice_error(&root, &directory, path, &names, found)),
+                Err(found) => match find_in_parent(path, links).filter(|_| found.is_empty()) {
+                    Some((root, directory, candidate)) => {
+                        open_candidate(&root, &directory, &candidate, options)
+                    }
+                    None => {
+                        let opens = |candidate: &Candidate| {
+                            open_candidate(&root, &directory, candidate, options)
+                                .is_ok_and(|checkpoint| checkpoint.refused.is_empty())
+                        };
+                        Err(no_choice_error(&root, &directory, path, &names, found, &opens))
+                    }
+                },
             }
         }
         Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
-            open_file(file, file_name(path), options)
+            let name = file_name(path);
+            open_file(file, name, options).map_err(|error| pointer_error(name, error))
         }
         // No file has the name of a numbered set. The shards of an index lie beside it.
         Ok(UserPath::File(_)) | Err(SourceError::Missing { .. }) => {
@@ -58,53 +71,42 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     }
                     error => error,
                 })?;
-            open_by_name(&root, &directory, name, options).map_err(|error| match error {
-                CheckpointError::Source(error) => error.with_typed_path(path).into(),
-                error => error,
-            })
+            match open_by_name(&root, &directory, name, options) {
+                Err(CheckpointError::Source(error @ SourceError::Missing { .. })) => {
+                    let found = find_in_parent(parent, links);
+                    match found.filter(|(.., candidate)| *candidate.name == *name) {
+                        Some((root, directory, candidate)) => {
+                            open_candidate(&root, &directory, &candidate, options)
+                        }
+                        None => Err(error.with_typed_path(path).into()),
+                    }
+                }
+                Err(CheckpointError::Source(error)) => Err(error.with_typed_path(path).into()),
+                opened => opened,
+            }
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
-fn no_choice_error(
-    root: &Arc<Root>,
-    directory: &Path,
-    path: &Path,
-    names: &[String],
-    found: Vec<Candidate>,
-) -> CheckpointError {
-    let path = path.to_path_buf();
-    if !found.is_empty() {
-        let names = found.into_iter().map(|candidate| candidate.name).collect();
-        return CheckpointError::SeveralCheckpoints { path, names };
-    }
-    if names.iter().any(|name| is_zero_optimizer(name)) {
-        let error = Box::new(TrainingError::no_model_states());
-        return CheckpointError::Training { path, error };
-    }
-    if has_weights_in_parent(&path) {
-        let path = std::path::absolute(&path).unwrap_or(path);
-        return CheckpointError::Training { path, error: Box::new(TrainingError::WeightsInParent) };
-    }
-    match find_unread_file(root, directory, names) {
-        Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
-        None => {
-            let subdirectories = find_nested(root, directory);
-            CheckpointError::NoCheckpoint { path, subdirectories }
-        }
-    }
-}
-
-/// Whether a directory without a checkpoint is shown as one that lies in its parent directory.
-fn has_weights_in_parent(path: &Path) -> bool {
-    let Ok(real_path) = std::fs::canonicalize(path) else { return false };
-    let (Some(parent), Some(name)) = (real_path.parent(), real_path.file_name()) else {
-        return false;
+/// The checkpoint that a directory shows although its files lie in the parent directory, as verl's do. The root is the
+/// parent then, as in a mount of it: links stay beneath that.
+fn find_in_parent(directory: &Path, links: LinkPolicy) -> Option<(Arc<Root>, PathBuf, Candidate)> {
+    let typed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let real_path = match is_source_url(typed) {
+        true => typed.to_path_buf(),
+        false => std::fs::canonicalize(typed).ok()?,
     };
-    let Ok((root, parent)) = Root::for_directory(parent, LinkPolicy::Inside) else { return false };
-    find_candidates(&root, &parent.join(name)).is_ok_and(|found| !found.is_empty())
+    let name = real_path.file_name()?;
+    let (root, parent) = Root::for_directory(real_path.parent()?, links).ok()?;
+    let directory = parent.join(name);
+    let is_above = |candidate: &Candidate| match &candidate.files {
+        CandidateFiles::Ranks(folder) => folder.is_in_parent(),
+        _ => false,
+    };
+    let mut found = find_candidates(&root, &directory).ok()?.into_iter().filter(is_above);
+    let candidate = found.next()?;
+    Some((root, directory, candidate))
 }
 
 fn file_name(path: &Path) -> &str {

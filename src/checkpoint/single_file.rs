@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::source::{OpenFile, ReadAt, SourceError};
 
 use super::contents::{Checkpoint, FileContents, MAX_TENSOR_COUNT};
-use super::directory::DcpShardName;
+use super::directory::{DcpShardName, MODEL_NAME};
 use super::error::CheckpointError;
 use super::format::{self, DetectedFormat, FileFormat};
 use super::options::ParseOptions;
@@ -131,7 +131,8 @@ fn read_safetensors(
         error => CheckpointError::Header { path: path.to_path_buf(), error },
     })?;
     if header.metadata.as_ref().is_some_and(|metadata| is_rank_shard(path, metadata)) {
-        return Err(CheckpointError::RankShard { path: path.to_path_buf() });
+        let chosen = path.with_file_name(MODEL_NAME).exists().then_some(MODEL_NAME);
+        return Err(CheckpointError::RankShard { path: path.to_path_buf(), chosen });
     }
     if let Some(key) = &options.root_key {
         let error = SelectError::NoSuchKey { key: key.clone(), found: Default::default() };

@@ -53,12 +53,31 @@ pub enum TrainingError {
     /// A rank's file is missing.
     #[error("the file of a rank is missing: {name}")]
     MissingFile { name: String },
+    /// A rank's data is there, and its table is not.
+    #[error(
+        "{data} is there and {table} is not: the save has not ended, or the table of a rank is missing"
+    )]
+    MissingTable { data: String, table: String },
+    /// A file of a rank that the run did not have.
+    #[error("{name} is left over from another run: this one had {}", count_ranks(*.ranks))]
+    ExcessFile { name: String, ranks: u64 },
+    /// A tensor of which no file has a piece.
+    #[error("tensor `{tensor}`: no file has a piece of it")]
+    NoPieces { tensor: String },
+    /// The files of several ranks are missing, the last ones.
+    #[error("the files of ranks are missing: {first} and {more} more")]
+    MissingFiles { first: String, more: u64 },
     /// A pickle breaks its format or its limits.
     #[error("{name} is not readable: {error}")]
     Pickle { name: String, error: PickleError },
     /// A table that torch does not write.
     #[error("{name} is not as torch.distributed.checkpoint writes it: {what}")]
     MalformedTable { name: String, what: &'static str },
+    /// A tensor whose keys in the table do not make its name.
+    #[error(
+        "tensor `{tensor}`: planner_data of {name} lacks it, or has other keys than those in its name"
+    )]
+    WrongKeys { name: String, tensor: String },
     /// A tensor whose pieces the table does not place.
     #[error("tensor `{tensor}`: .metadata does not say where its piece at {start:?} is")]
     UnplacedPiece { tensor: String, start: Vec<u64> },
@@ -67,6 +86,20 @@ pub enum TrainingError {
         "tensor `{tensor}`: its piece reaches past the end of {name}, which is shorter than recorded"
     )]
     ShortFile { tensor: String, name: String },
+    /// A file that is shorter than recorded, although it has all that is shown.
+    #[error(
+        "{name} has {bytes} bytes and is shorter than recorded: its last item ends at {recorded_bytes}"
+    )]
+    ShortData { name: String, bytes: u64, recorded_bytes: u64 },
+    /// A file without bytes that should have pieces.
+    #[error("{name} is empty")]
+    EmptyFile { name: String },
+    /// A file name that torch does not write.
+    #[error("the table names a file by `{name}`, which has a NUL or a part such as `./` in it")]
+    DataFileName { name: String },
+    /// Data was written after the table, and is still being written.
+    #[error("a save into this folder has not ended: {name} is newer than its table")]
+    SaveRunning { name: String },
     /// A piece whose bytes were transformed when it was written, such as compressed.
     #[error("tensor `{tensor}`: its pieces are stored as {transform}, which is not read")]
     Transform { tensor: String, transform: String },
@@ -96,9 +129,18 @@ pub enum TrainingError {
     /// The state of an optimizer or the like, without a model.
     #[error("it holds training state ({keys}) and no model")]
     OnlyTrainingState { keys: TruncatedList },
-    /// The folder of a config whose weights are per-rank files in the parent folder.
-    #[error("it holds the config alone: the weights are per-rank files in the parent folder")]
-    WeightsInParent,
+    /// A `latest` that names a folder which is not there.
+    #[error("`latest` names {tag}, which is not there")]
+    MissingTag { tag: String, other: Option<String> },
+    /// A folder of DeepSpeed without ZeRO, whose model is whole in one file.
+    #[error("DeepSpeed saved it without ZeRO: {name} has the whole model")]
+    WholeStates { name: String },
+    /// The file `latest`, given as a checkpoint.
+    #[error("it names the folder that DeepSpeed saved last, and holds no tensors")]
+    PointerFile,
+    /// The folder of the parameters of a universal checkpoint.
+    #[error("it holds the parameters of a universal checkpoint, each by itself")]
+    UniversalPart,
     /// A folder without tensors.
     #[error("it holds no tensors")]
     NoTensors,
@@ -128,7 +170,7 @@ impl TrainingError {
             TrainingError::Unfinished { .. } => {
                 "give the folder of another step: this one is not complete".into()
             }
-            TrainingError::BeingWritten { .. } => {
+            TrainingError::BeingWritten { .. } | TrainingError::SaveRunning { .. } => {
                 "wait until the save has ended; if no program is saving, give the folder of another step".into()
             }
             TrainingError::MixedSaves { first, second } => format!(
@@ -137,10 +179,23 @@ impl TrainingError {
                 shell_word(&folder.join(second))
             )
             .into(),
+            TrainingError::MissingFiles { first, .. } => {
+                format!("fetch {}, and the others", shell_word(&folder.join(first))).into()
+            }
             TrainingError::MissingFile { name } => {
                 format!("fetch {}", shell_word(&folder.join(name))).into()
             }
-            TrainingError::ShortFile { name, .. } => {
+            TrainingError::MissingTable { table, .. } => format!(
+                "if a program is saving, wait until the save has ended; otherwise fetch {}",
+                shell_word(&folder.join(table))
+            )
+            .into(),
+            TrainingError::ExcessFile { name, .. } => {
+                format!("move {} out of the folder", shell_word(&folder.join(name))).into()
+            }
+            TrainingError::ShortFile { name, .. }
+            | TrainingError::ShortData { name, .. }
+            | TrainingError::EmptyFile { name } => {
                 format!("fetch {} again", shell_word(&folder.join(name))).into()
             }
             TrainingError::Transform { .. } => {
@@ -163,9 +218,22 @@ impl TrainingError {
                 .into(),
                 None => "give the folder of the model".into(),
             },
-            TrainingError::WeightsInParent => {
-                let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-                format!("give that folder: {}", shell_word(above.unwrap_or(Path::new("..")))).into()
+            TrainingError::MissingTag { tag, other } => {
+                let fetch = format!("fetch {}", shell_word(&folder.join(tag)));
+                match other {
+                    Some(other) => {
+                        format!("{fetch}, or give another step: {}", shell_word(&folder.join(other)))
+                    }
+                    None => fetch,
+                }
+                .into()
+            }
+            TrainingError::WholeStates { name } => {
+                format!("give that file: {}", shell_word(&folder.join(name))).into()
+            }
+            TrainingError::PointerFile | TrainingError::UniversalPart => {
+                let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+                format!("give the folder that it lies in: {}", shell_word(parent.unwrap_or(Path::new(".")))).into()
             }
             TrainingError::NoTensors => "give the folder of the model".into(),
             TrainingError::RankCount { found, expected } => {
@@ -195,7 +263,10 @@ impl TrainingError {
             | TrainingError::MalformedStates { .. }
             | TrainingError::NoOffsets { .. }
             | TrainingError::DuplicateTensor { .. }
+            | TrainingError::WrongKeys { .. }
+            | TrainingError::DataFileName { .. }
             | TrainingError::UnplacedPiece { .. }
+            | TrainingError::NoPieces { .. }
             | TrainingError::Piece { .. }
             | TrainingError::PieceMismatch { .. }
             | TrainingError::Tiling { .. } => {

@@ -102,7 +102,7 @@ fn refusal_exit_code(is_refusal: bool) -> u8 {
 impl From<CheckpointError> for CommandError {
     fn from(error: CheckpointError) -> Self {
         match &error {
-            CheckpointError::SeveralCheckpoints { path, names } => {
+            CheckpointError::SeveralCheckpoints { path, names, .. } => {
                 let message = format!("{}: several checkpoints in this directory:", path.display());
                 let details = list_details(names, |name| path.join(name).display().to_string());
                 CommandError { details, ..CommandError::new(EXIT_USAGE, message, error.remedy()) }

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use crate::source::raise_file_limit;
 
 use args::Command;
 use commands::{completions, export, inspect, ls, verify};
@@ -34,13 +34,6 @@ use commands::{completions, export, inspect, ls, verify};
 use commands::{doctor, mount, status, unmount};
 use error::{CommandError, EXIT_OK, ErrorFormat};
 use output::BrokenPipeFilter;
-
-/// Raises the limit on open files: a set of a thousand shards needs a thousand of them.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // If this fails, the soft limit stays, and too many open files are an error of their own.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
 
 /// Runs the command line of this process, which is the program `ckptfs`.
 pub fn main() -> ExitCode {
@@ -74,7 +67,8 @@ pub fn run(words: Vec<OsString>) -> u8 {
     if args.quiet {
         output::set_quiet();
     }
-    raise_descriptor_limit();
+    // A set of a thousand shards needs a thousand files. If this fails, too many open files are an error of their own.
+    raise_file_limit();
     let mut out = io::BufWriter::new(BrokenPipeFilter(io::stdout().lock()));
     // The process that started a daemon has checked its paths.
     #[cfg(feature = "mount")]

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
 use super::error::SourceError;
+use super::file_limit::open_within_limit;
 use super::local::{LocalFile, read_available};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
@@ -110,7 +111,7 @@ impl OpenFile {
         let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         // The path by descriptor also leads to a file whose name is gone.
         let by_descriptor = format!("/proc/self/fd/{}", self.descriptor()?.as_raw_fd());
-        let fd = match openat(CWD, by_descriptor, flags, Mode::empty()) {
+        let fd = match open_within_limit(|| openat(CWD, &by_descriptor, flags, Mode::empty())) {
             Ok(fd) => fd,
             Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
                 self.file.location.open_descriptor(flags)?
@@ -280,7 +281,9 @@ impl FileLocation {
     fn open_descriptor(&self, flags: OFlags) -> Option<OwnedFd> {
         match self {
             FileLocation::InRoot { root, path, links } => root.open_descriptor(path, flags, *links),
-            FileLocation::User { absolute, .. } => openat(CWD, absolute, flags, Mode::empty()).ok(),
+            FileLocation::User { absolute, .. } => {
+                open_within_limit(|| openat(CWD, absolute, flags, Mode::empty())).ok()
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 
 mod error;
 mod file;
+mod file_limit;
 mod file_reader;
 mod local;
 mod metadata;
@@ -28,6 +29,7 @@ mod url;
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
+pub use file_limit::raise_file_limit;
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
 pub use local::is_hub_repository;
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};

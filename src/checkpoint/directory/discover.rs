@@ -21,8 +21,10 @@ use super::shard_name::{
 };
 
 /// Names of training state that lies beside a model: how a name begins, or a word anywhere in it.
-const TRAINING_PATTERNS: [&str; 6] = [
+const TRAINING_PATTERNS: [&str; 8] = [
     "optimizer*",
+    "optim_world_size_*",
+    "extra_state_world_size_*",
     "scheduler*",
     "rng_state*",
     "training_args*",

@@ -19,10 +19,11 @@ pub use discover::{
     candidates_by_name, find_candidates, find_nested, find_unread_file, is_training_file,
     sole_index, training_pattern,
 };
+pub use nested_training::{LATEST_NAME, find_whole_states, missing_tag};
 pub use numbered_name::{split_digits, split_rank, world_size};
 pub use shard_name::{
     CHECKPOINT_EXTENSIONS, DcpShardName, is_complete_set, lone_shard_note, numbered_shards,
     unsharded_name_of_index,
 };
-pub use training_folder::{TrainingFolder, TrainingFormat, is_zero_optimizer};
-pub use universal_folder::parameter_of_path;
+pub use training_folder::{MODEL_NAME, TrainingFolder, TrainingFormat, is_zero_optimizer};
+pub use universal_folder::{is_universal_part, parameter_of_path};

@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::source::{FileKind, OpenFile, ReadAt, Root};
+use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::candidate::{Candidate, LoaderName};
-use super::training_folder::{TrainingFolder, TrainingFormat, training_folders};
+use super::training_folder::{TrainingFolder, TrainingFormat, is_model_states, training_folders};
 
 /// The subfolder in which Trainer and accelerate save the model with FSDP.
 const FSDP_FOLDER: &str = "pytorch_model_fsdp_0";
@@ -18,7 +18,7 @@ const FSDP_FOLDER: &str = "pytorch_model_fsdp_0";
 const SECOND_FSDP_FOLDER: &str = "pytorch_model_fsdp_1";
 
 /// The file in which DeepSpeed writes the name of the subfolder that it saved last.
-const LATEST_NAME: &str = "latest";
+pub const LATEST_NAME: &str = "latest";
 
 /// The longest name of such a subfolder.
 const MAX_TAG_BYTES: u64 = 255;
@@ -40,6 +40,29 @@ pub fn nested_training_folder(
     nested.fsdp().or_else(|| nested.latest(names)).or_else(|| nested.verl())
 }
 
+/// The subfolder that `latest` names, if it is not there.
+pub fn missing_tag(root: &Arc<Root>, directory: &Path, names: &[String]) -> Option<String> {
+    let tag = NestedFolder { root, directory }.tag(names)?;
+    let found = root.cached_metadata(&directory.join(&tag));
+    matches!(found, Err(SourceError::Missing { .. })).then_some(tag)
+}
+
+/// The path of the file in which DeepSpeed without ZeRO saved the whole model. It lies in a directory with these names,
+/// or in the subfolder that `latest` names.
+pub fn find_whole_states(root: &Arc<Root>, directory: &Path, names: &[String]) -> Option<String> {
+    let sole = |names: &[String]| {
+        let mut states = names.iter().filter(|name| is_model_states(name));
+        let first = states.next().filter(|name| name.starts_with("mp_rank_00_"))?;
+        states.next().is_none().then(|| first.clone())
+    };
+    let nested = NestedFolder { root, directory };
+    sole(names).or_else(|| {
+        let tag = nested.tag(names).filter(|tag| nested.is_own_folder(tag))?;
+        let name = sole(&root.file_names(&directory.join(&tag)).ok()?)?;
+        Some(format!("{tag}/{name}"))
+    })
+}
+
 struct NestedFolder<'a> {
     root: &'a Arc<Root>,
     directory: &'a Path,
@@ -57,6 +80,15 @@ impl NestedFolder<'_> {
 
     /// The subfolder that `latest` names.
     fn latest(&self, names: &[String]) -> Option<TrainingFolder> {
+        let tag = self.tag(names).filter(|tag| self.is_own_folder(tag))?;
+        let found = self.find_in(PathBuf::from(&tag))?;
+        let is_zero = found.format == TrainingFormat::Zero;
+        let pointer = Some(LATEST_NAME.to_owned());
+        is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(&tag) })
+    }
+
+    /// The name in the file `latest`, if it is the name of a subfolder.
+    fn tag(&self, names: &[String]) -> Option<String> {
         names.iter().any(|name| name == LATEST_NAME).then_some(())?;
         let file = OpenFile::open_in_root(self.root, &self.directory.join(LATEST_NAME)).ok()?;
         if file.size() > MAX_TAG_BYTES {
@@ -65,13 +97,7 @@ impl NestedFolder<'_> {
         let text = file.read_whole().ok()?;
         let tag = std::str::from_utf8(&text).ok()?.trim();
         let is_name = !tag.is_empty() && !tag.contains(['/', '\0']) && tag != "." && tag != "..";
-        if !is_name || !self.is_own_folder(tag) {
-            return None;
-        }
-        let found = self.find_in(PathBuf::from(tag))?;
-        let is_zero = found.format == TrainingFormat::Zero;
-        let pointer = Some(LATEST_NAME.to_owned());
-        is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(tag) })
+        is_name.then(|| tag.to_owned())
     }
 
     /// The folder above, if this is where verl puts the config.

@@ -51,6 +51,11 @@ impl TrainingFolder {
         TrainingFolder { folder: folder.into(), virtual_name: MODEL_NAME.to_owned(), ..self }
     }
 
+    /// Whether its files lie in the parent of the folder of the virtual file.
+    pub fn is_in_parent(&self) -> bool {
+        self.folder.as_os_str() == ".."
+    }
+
     /// The folders in which its files are found, except that of the virtual file.
     pub fn other_folders(&self) -> Vec<PathBuf> {
         let mut folders = Vec::new();
@@ -80,7 +85,7 @@ impl TrainingFolder {
 }
 
 /// The name of the virtual file of a folder that is one model.
-const MODEL_NAME: &str = "model.safetensors";
+pub const MODEL_NAME: &str = "model.safetensors";
 
 /// The training folders among files of these names. `has_pieces` reads whether a file holds pieces of tensors: it is
 /// called where names alone do not tell.

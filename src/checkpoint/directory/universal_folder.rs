@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{FileKind, Root};
+use crate::source::{FileKind, LinkPolicy, Root};
 
 use super::training_folder::{
     TrainingFolder, TrainingFormat, UNIVERSAL_FOLDER, is_model_states, is_optim_states,
@@ -19,6 +19,17 @@ const MAX_SEARCHED_FOLDER_COUNT: usize = 8;
 pub fn parameter_of_path(path: &str) -> Option<&str> {
     let path = path.strip_prefix(UNIVERSAL_FOLDER)?.strip_prefix('/')?;
     path.strip_suffix(WEIGHT_NAME)?.strip_suffix('/')
+}
+
+/// Whether a directory is the folder of the parameters of a universal checkpoint.
+pub fn is_universal_part(directory: &Path) -> bool {
+    let Ok(real_path) = std::fs::canonicalize(directory) else { return false };
+    let (Some(parent), Some(name)) = (real_path.parent(), real_path.file_name()) else {
+        return false;
+    };
+    let Ok((root, parent)) = Root::for_directory(parent, LinkPolicy::Inside) else { return false };
+    let found = |names: Vec<String>| universal_folder(&root, &parent, &names).is_some();
+    name == UNIVERSAL_FOLDER && root.file_names(&parent).is_ok_and(found)
 }
 
 /// Finds the checkpoint in a directory that has files of these names. With an optimizer's file among them it is not

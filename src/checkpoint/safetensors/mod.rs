@@ -47,6 +47,9 @@ pub enum HeaderError {
     /// The bytes cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A file without bytes.
+    #[error("it is empty")]
+    Empty,
     /// Too short to have a header.
     #[error("{size} bytes are too few to hold a header")]
     TooShort {
@@ -131,6 +134,7 @@ impl HeaderError {
                 shell_word(path)
             )
             .into(),
+            HeaderError::Empty => "fetch or save it again".into(),
             HeaderError::TooShort { .. } | HeaderError::Truncated { .. } => {
                 "fetch the file again: most often it is a download that was cut off".into()
             }
@@ -152,6 +156,9 @@ pub struct Header {
 /// Reads, parses and checks the header of a file.
 pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
     let size = file.size();
+    if size == 0 {
+        return Err(HeaderError::Empty);
+    }
     if size < MIN_FILE_BYTES {
         return Err(HeaderError::TooShort { size });
     }
@@ -220,4 +227,16 @@ fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderE
         return Err(HeaderError::TrailingBytes { extra: data - previous_end });
     }
     Ok(Header { tensors, metadata: raw.metadata })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_called_empty() {
+        let error = parse_header(&Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "it is empty");
+        assert!(!error.remedy(Path::new("f")).contains("cut off"));
+    }
 }

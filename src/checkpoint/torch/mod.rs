@@ -8,6 +8,8 @@
 //! [`state_dict`] selects the dictionary and names its entries. [`storage_bounds`] turns a view of a storage into
 //! a place in the file: every bound of a tensor is checked there. [`gate`] bounds the memory of concurrent parses.
 
+mod axis_cut;
+mod device_mesh;
 mod error;
 mod gate;
 mod interpret;
@@ -28,9 +30,10 @@ mod zip;
 pub use error::TorchError;
 pub use gate::acquire as acquire_parse_permit;
 pub use legacy::LegacyError;
+pub use names::shorten_name;
 pub use object::{attribute, class_of, entry};
 pub use pickle::PickleError;
-pub use rank_piece::{CutBudget, LocalPart, RankPiece, has_rank_pieces, rank_piece};
+pub use rank_piece::{LocalPart, PieceReader, RankPiece, RecordedRanks, has_rank_pieces};
 pub use reader::{read_legacy, read_zip};
 pub use state_dict::{
     FLAT_PARAMETER, FLAT_PARAMETER_REMEDY, SelectError, Selection, is_training_key,

@@ -10,9 +10,16 @@ pub fn class_of(arena: &Arena, id: NodeId) -> Option<(&str, &str)> {
     }
 }
 
+/// Maximum number of an object's attributes. Objects could share a state of millions, which each look-up would scan.
+const MAX_ATTRIBUTE_COUNT: usize = 1000;
+
 /// An attribute of an object. The object's state is a dictionary, or a pair: a dictionary, and one for slots.
 pub fn attribute(arena: &Arena, object: NodeId, name: &str) -> Option<NodeId> {
     let state = arena.state(object)?;
+    let entry = |arena: &Arena, state, name| {
+        arena.entries(state).filter(|entries| entries.len() <= MAX_ATTRIBUTE_COUNT)?;
+        entry(arena, state, name)
+    };
     match arena.node(state) {
         Node::Tuple(_) => {
             let parts = arena.items(state).filter(|parts| parts.len() == 2)?;

@@ -3,12 +3,14 @@
 //! torch saves a piece as an object of a class of its own. A `ShardedTensor` states the place of each of its shards. A
 //! `DTensor` states the mesh of ranks, this rank's place in it, and how each axis of the mesh cuts the tensor.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::checkpoint::refusal::TensorError;
 use crate::checkpoint::tensor::{Dtype, Shape};
 use crate::source::ReadAt;
 
+use super::axis_cut::{AxisCut, AxisRange, LocalBox, boxes_of_ranges, cut, order_cuts};
+use super::device_mesh::{MAX_MESH_AXIS_COUNT, MeshRanks, mesh_sizes};
 use super::interpret::{PickleValue, interpret};
 use super::object::{attribute, class_of, entry};
 use super::pickle::{Arena, Node, NodeId};
@@ -16,31 +18,163 @@ use super::storage_ref::as_count;
 use super::tensor_view::{TensorView, as_counts, rank_piece_class, torch_dtype};
 use super::values::TorchValues;
 
-/// Maximum number of axes of a mesh. torch's largest have five.
-const MAX_MESH_AXIS_COUNT: usize = 16;
-
-/// Maximum number of ranges that an axis of a tensor is cut into for one rank: more than the ranks of any run.
-const MAX_RANGE_COUNT: usize = 1 << 16;
-
 /// Maximum number of ranges and boxes of the pieces of a file: for the whole file, and for each piece. Real pieces have
 /// a few for each axis.
 const MAX_CUT_COUNT: [usize; 2] = [1 << 20, 64];
 
-/// The ranges and boxes that the pieces of a file may still have. A small pickle could otherwise describe boxes without
-/// end.
+/// Reads the pieces of one rank's file, within a budget of ranges and boxes. A small pickle could otherwise describe
+/// boxes without end.
 #[derive(Debug)]
-pub struct CutBudget(usize);
+pub struct PieceReader<'a> {
+    arena: &'a Arena,
+    /// The rank that the name of the file states.
+    rank: u64,
+    /// The ranges and boxes that the pieces may still have.
+    budget: usize,
+    /// The ranks of the meshes that were read. Thousands of pieces share a mesh of thousands of ranks.
+    meshes: HashMap<NodeId, Option<MeshRanks>>,
+}
 
-impl CutBudget {
-    /// The budget for a file with this number of pieces.
-    pub fn new(piece_count: usize) -> CutBudget {
+impl<'a> PieceReader<'a> {
+    /// A reader for the file of a rank with this number of pieces.
+    pub fn new(arena: &'a Arena, rank: u32, piece_count: usize) -> PieceReader<'a> {
         let [whole, each] = MAX_CUT_COUNT;
-        CutBudget(piece_count.saturating_mul(each).saturating_add(whole))
+        let budget = piece_count.saturating_mul(each).saturating_add(whole);
+        PieceReader { arena, rank: rank.into(), budget, meshes: HashMap::new() }
+    }
+
+    /// The piece that a node is: a call of torch's function for objects of classes of its own.
+    pub fn read(&mut self, id: NodeId) -> Result<RankPiece<'a>, TensorError> {
+        let arena = self.arena;
+        let Node::Call(_, args) = arena.node(id) else { return Err(MALFORMED) };
+        // The function, the class, the arguments of the function, and the attributes.
+        let Some(&[_, class, args, state]) = arena.items(args) else { return Err(MALFORMED) };
+        let Some(&[_, dtype, shape, ..]) = arena.items(args) else { return Err(MALFORMED) };
+        let shape: Shape = as_counts(arena, shape).ok_or(MALFORMED)?.into();
+        match arena.global(class) {
+            Some((_, "DTensor")) => self.dtensor(shape, dtype, state),
+            Some((_, "ShardedTensor")) => sharded_tensor(arena, shape, state),
+            _ => Err(MALFORMED),
+        }
     }
 
     fn take(&mut self, count: usize) -> Result<(), TensorError> {
-        self.0 = self.0.checked_sub(count).ok_or(TOO_MANY_CUTS)?;
+        self.budget = self.budget.checked_sub(count).ok_or(TOO_MANY_CUTS)?;
         Ok(())
+    }
+
+    fn mesh_ranks(&mut self, mesh: NodeId) -> Option<MeshRanks> {
+        let (arena, rank) = (self.arena, self.rank);
+        *self.meshes.entry(mesh).or_insert_with(|| MeshRanks::read(arena, mesh, rank))
+    }
+
+    /// What a mesh with this number of ranks records of the run. `is_member` says whether this rank is in it.
+    ///
+    /// Ranks are counted over all processes. A file whose mesh has higher ranks alone counts otherwise: then the size of
+    /// the mesh is all that is known.
+    fn recorded_ranks(&mut self, mesh: NodeId, size: u64, is_member: bool) -> RecordedRanks {
+        let recorded = |min_count| RecordedRanks { min_count, ..RecordedRanks::default() };
+        let Some(ranks) = self.mesh_ranks(mesh) else { return recorded(size) };
+        let count = ranks.highest.saturating_add(1);
+        match is_member && !ranks.has_own_rank {
+            true if count <= self.rank => {
+                RecordedRanks { excess_of: Some(count), ..recorded(size) }
+            }
+            true => recorded(size),
+            false => recorded(count.max(size)),
+        }
+    }
+
+    fn dtensor(
+        &mut self,
+        shape: Shape,
+        dtype: NodeId,
+        state: NodeId,
+    ) -> Result<RankPiece<'a>, TensorError> {
+        let arena = self.arena;
+        // A dictionary of attributes, or a pair: a dictionary, and one for slots.
+        let parts = match arena.node(state) {
+            Node::Tuple(_) => arena.items(state).unwrap_or_default(),
+            _ => std::slice::from_ref(&state),
+        };
+        let field = |name| parts.iter().find_map(|&part| entry(arena, part, name)).ok_or(MALFORMED);
+        let view = tensor_view(arena, field("_local_tensor")?)?;
+        let spec = field("_spec")?;
+        let mesh = attribute(arena, spec, "mesh").ok_or(MALFORMED)?;
+        let sizes = mesh_sizes(arena, mesh).ok_or(MALFORMED)?;
+        let coordinates = attribute(arena, mesh, "_coordinate_on_dim").ok_or(MALFORMED)?;
+        if sizes.len() > MAX_MESH_AXIS_COUNT {
+            return Err(MALFORMED);
+        }
+        let size = sizes.iter().try_fold(1u64, |n, &size| n.checked_mul(size)).ok_or(MALFORMED)?;
+        let is_member = arena.node(coordinates) != Node::None;
+        let ranks = self.recorded_ranks(mesh, size, is_member);
+        if !is_member {
+            let (parts, dtype) = (Vec::new(), torch_dtype(arena, dtype).ok());
+            return Ok(RankPiece { shape, parts, is_later_replica: false, ranks, dtype });
+        }
+        let coordinates = as_count_list(arena, coordinates).ok_or(MALFORMED)?;
+        let placements = attribute(arena, spec, "placements").and_then(|id| arena.items(id));
+        let placements =
+            placements.ok_or(MALFORMED)?.iter().map(|&id| placement(arena, id, shape.len()));
+        let placements = placements.collect::<Result<Vec<_>, _>>()?;
+        let fits = (sizes.len(), sizes.len()) == (coordinates.len(), placements.len())
+            && coordinates.iter().zip(&sizes).all(|(place, size)| place < size);
+        if !fits {
+            return Err(MALFORMED);
+        }
+        let mut kept: Vec<Vec<AxisRange>> =
+            shape.iter().map(|&size| vec![AxisRange { start: 0, count: size }]).collect();
+        let axes = || sizes.iter().zip(&coordinates).zip(&placements);
+        let is_later_replica =
+            axes().any(|((_, &place), placement)| *placement == Placement::Replicate && place > 0);
+        let order = recorded_order(arena, spec)?;
+        for (axis, kept) in kept.iter_mut().enumerate() {
+            // The cuts of the axis, each with its place in the mesh.
+            let cuts = (0u64..).zip(axes()).filter_map(|(n, ((&ranks, &rank), placement))| {
+                let (cut, split_factor) = match *placement {
+                    Placement::Replicate => return None,
+                    Placement::Shard { axis } => (axis, 1),
+                    Placement::StridedShard { axis, split_factor } => (axis, split_factor),
+                };
+                (cut == axis).then_some((n, (AxisCut { ranks, rank }, split_factor)))
+            });
+            let cuts: Vec<(u64, (AxisCut, u64))> = cuts.collect();
+            let ordered = match &order {
+                None => order_cuts(&cuts.iter().map(|(_, cut)| *cut).collect::<Vec<_>>()),
+                Some(order) => {
+                    let own = order.iter().find(|order| order.axis == axis as u64);
+                    let own = own.map_or(&[][..], |order| &order.mesh_axes);
+                    let of_place = |n: &u64| cuts.iter().find(|(place, _)| place == n);
+                    let ordered: Option<Vec<_>> = own.iter().map(of_place).collect();
+                    let distinct: BTreeSet<&u64> = own.iter().collect();
+                    let ordered =
+                        ordered.filter(|_| (distinct.len(), own.len()) == (cuts.len(), cuts.len()));
+                    ordered.ok_or(MALFORMED)?.into_iter().map(|(_, cut)| *cut).collect()
+                }
+            };
+            for (axis_cut, pieces) in ordered {
+                *kept = cut(kept, axis_cut, pieces).ok_or(TOO_MANY_CUTS)?;
+                self.take(kept.len())?;
+            }
+        }
+        let local_shape: Vec<u64> =
+            kept.iter().map(|ranges| ranges.iter().map(|range| range.count).sum()).collect();
+        // torch keeps an empty piece in a tensor of any empty shape.
+        let is_empty = local_shape.contains(&0);
+        if is_empty && view.shape.contains(&0) {
+            let parts = vec![LocalPart { view, boxes: Vec::new() }];
+            return Ok(RankPiece { shape, parts, is_later_replica, ranks, dtype: None });
+        }
+        if view.shape != local_shape {
+            return Err(TensorError::Malformed {
+                what: "its shape is not that of this rank's part of the whole tensor",
+            });
+        }
+        let boxes = boxes_of_ranges(&kept).ok_or(TOO_MANY_CUTS)?;
+        self.take(boxes.len())?;
+        let parts = vec![LocalPart { view, boxes }];
+        Ok(RankPiece { shape, parts, is_later_replica, ranks, dtype: None })
     }
 }
 
@@ -52,10 +186,20 @@ pub struct RankPiece<'a> {
     pub parts: Vec<LocalPart<'a>>,
     /// Whether another rank has the same part, and comes first.
     pub is_later_replica: bool,
-    /// The number of ranks that the tensor is cut over, where that is recorded.
-    pub rank_count: Option<u64>,
+    pub ranks: RecordedRanks,
     /// The type of its elements, where it is recorded beside the parts.
     pub dtype: Option<Dtype>,
+}
+
+/// What a piece records of the ranks of its run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordedRanks {
+    /// The number of ranks, where it is recorded. The size of a mesh is not: a mesh may have some of the ranks.
+    pub world_size: Option<u64>,
+    /// The smallest number of ranks that the run can have had.
+    pub min_count: u64,
+    /// The number of ranks, if the file states that it is of one of them, and its own rank is too high for that.
+    pub excess_of: Option<u64>,
 }
 
 /// A tensor in this rank's file, and the boxes of the whole tensor that it holds.
@@ -65,15 +209,6 @@ pub struct LocalPart<'a> {
     pub boxes: Vec<LocalBox>,
 }
 
-/// A box of a whole tensor, and its place in the rank's tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LocalBox {
-    pub start: Shape,
-    pub counts: Shape,
-    /// The first step of each axis in the rank's tensor.
-    pub local_start: Shape,
-}
-
 const MALFORMED: TensorError = TensorError::Malformed {
     what: "its place in the whole tensor is not stated as torch states it",
 };
@@ -81,28 +216,10 @@ const MALFORMED: TensorError = TensorError::Malformed {
 const TOO_MANY_CUTS: TensorError =
     TensorError::Malformed { what: "it is cut into more pieces than any training run writes" };
 
-/// Whether a file is a torch archive with pieces of tensors, judged by the classes that its pickle names.
+/// Whether a file is of torch, with pieces of tensors, judged by the classes that its pickle names.
 pub fn has_rank_pieces(file: &dyn ReadAt) -> bool {
-    TorchValues::read_zip(file)
+    TorchValues::read(file)
         .is_ok_and(|values| values.arena.globals().any(|class| rank_piece_class(class).is_some()))
-}
-
-/// The piece that a node is: a call of torch's function for objects of classes of its own.
-pub fn rank_piece<'a>(
-    arena: &'a Arena,
-    id: NodeId,
-    budget: &mut CutBudget,
-) -> Result<RankPiece<'a>, TensorError> {
-    let Node::Call(_, args) = arena.node(id) else { return Err(MALFORMED) };
-    // The function, the class, the arguments of the function, and the attributes.
-    let Some(&[_, class, args, state]) = arena.items(args) else { return Err(MALFORMED) };
-    let Some(&[_, _, shape, ..]) = arena.items(args) else { return Err(MALFORMED) };
-    let shape: Shape = as_counts(arena, shape).ok_or(MALFORMED)?.into();
-    match arena.global(class) {
-        Some((_, "DTensor")) => dtensor(arena, shape, state, budget),
-        Some((_, "ShardedTensor")) => sharded_tensor(arena, shape, state),
-        _ => Err(MALFORMED),
-    }
 }
 
 fn tensor_view(arena: &Arena, id: NodeId) -> Result<TensorView<'_>, TensorError> {
@@ -143,11 +260,13 @@ fn sharded_tensor(
     let properties = properties.and_then(|id| arena.items(arena.state(id)?));
     let dtype = properties.and_then(|fields| torch_dtype(arena, *fields.first()?).ok());
     let world_size = rest.iter().find_map(|&group| attribute(arena, group, "global_world_size"));
+    let world_size = world_size.and_then(|id| as_count(arena, id));
+    let min_count = world_size.unwrap_or(0);
     Ok(RankPiece {
         shape,
         parts: shards.iter().map(part).collect::<Result<_, _>>()?,
         is_later_replica: false,
-        rank_count: world_size.and_then(|id| as_count(arena, id)),
+        ranks: RecordedRanks { world_size, min_count, excess_of: None },
         dtype,
     })
 }
@@ -164,120 +283,6 @@ enum Placement {
         axis: usize,
         split_factor: u64,
     },
-}
-
-fn dtensor<'a>(
-    arena: &'a Arena,
-    shape: Shape,
-    state: NodeId,
-    budget: &mut CutBudget,
-) -> Result<RankPiece<'a>, TensorError> {
-    // A dictionary of attributes, or a pair: a dictionary, and one for slots.
-    let parts = match arena.node(state) {
-        Node::Tuple(_) => arena.items(state).unwrap_or_default(),
-        _ => std::slice::from_ref(&state),
-    };
-    let field = |name| parts.iter().find_map(|&part| entry(arena, part, name)).ok_or(MALFORMED);
-    let view = tensor_view(arena, field("_local_tensor")?)?;
-    let spec = field("_spec")?;
-    let mesh = attribute(arena, spec, "mesh").ok_or(MALFORMED)?;
-    let sizes = mesh_sizes(arena, mesh).ok_or(MALFORMED)?;
-    let coordinates = attribute(arena, mesh, "_coordinate_on_dim").ok_or(MALFORMED)?;
-    let is_outside_mesh = arena.node(coordinates) == Node::None;
-    if is_outside_mesh {
-        let (parts, is_later_replica, rank_count, dtype) = (Vec::new(), false, None, None);
-        return Ok(RankPiece { shape, parts, is_later_replica, rank_count, dtype });
-    }
-    let coordinates = as_count_list(arena, coordinates).ok_or(MALFORMED)?;
-    let placements = attribute(arena, spec, "placements").and_then(|id| arena.items(id));
-    let placements =
-        placements.ok_or(MALFORMED)?.iter().map(|&id| placement(arena, id, shape.len()));
-    let placements = placements.collect::<Result<Vec<_>, _>>()?;
-    let fits = sizes.len() <= MAX_MESH_AXIS_COUNT
-        && (sizes.len(), sizes.len()) == (coordinates.len(), placements.len())
-        && coordinates.iter().zip(&sizes).all(|(place, size)| place < size);
-    if !fits {
-        return Err(MALFORMED);
-    }
-    let ranks = sizes.iter().try_fold(1u64, |n, &size| n.checked_mul(size)).ok_or(MALFORMED)?;
-    let mut kept: Vec<Vec<AxisRange>> =
-        shape.iter().map(|&size| vec![AxisRange { start: 0, count: size }]).collect();
-    let mesh = || sizes.iter().zip(&coordinates).zip(&placements);
-    let is_later_replica =
-        mesh().any(|((_, &place), placement)| *placement == Placement::Replicate && place > 0);
-    let order = recorded_order(arena, spec)?;
-    for (axis, kept) in kept.iter_mut().enumerate() {
-        // The cuts of the axis, each with its place in the mesh.
-        let cuts = (0u64..).zip(mesh()).filter_map(|(n, ((&ranks, &rank), placement))| {
-            let (cut, split_factor) = match *placement {
-                Placement::Replicate => return None,
-                Placement::Shard { axis } => (axis, 1),
-                Placement::StridedShard { axis, split_factor } => (axis, split_factor),
-            };
-            (cut == axis).then_some((n, (AxisCut { ranks, rank }, split_factor)))
-        });
-        let cuts: Vec<(u64, (AxisCut, u64))> = cuts.collect();
-        let ordered = match &order {
-            None => order_cuts(&cuts.iter().map(|(_, cut)| *cut).collect::<Vec<_>>()),
-            Some(order) => {
-                let own = order.iter().find(|order| order.axis == axis as u64);
-                let own = own.map_or(&[][..], |order| &order.mesh_axes);
-                let of_place = |n: &u64| cuts.iter().find(|(place, _)| place == n);
-                let ordered: Option<Vec<_>> = own.iter().map(of_place).collect();
-                let distinct: BTreeSet<&u64> = own.iter().collect();
-                let ordered =
-                    ordered.filter(|_| (distinct.len(), own.len()) == (cuts.len(), cuts.len()));
-                ordered.ok_or(MALFORMED)?.into_iter().map(|(_, cut)| *cut).collect()
-            }
-        };
-        for (axis_cut, pieces) in ordered {
-            *kept = cut(kept, axis_cut, pieces).ok_or(TOO_MANY_CUTS)?;
-            budget.take(kept.len())?;
-        }
-    }
-    let local_shape: Vec<u64> =
-        kept.iter().map(|ranges| ranges.iter().map(|range| range.count).sum()).collect();
-    if view.shape != local_shape {
-        return Err(TensorError::Malformed {
-            what: "its shape is not that of this rank's part of the whole tensor",
-        });
-    }
-    let boxes = boxes_of_ranges(&kept).ok_or(TOO_MANY_CUTS)?;
-    budget.take(boxes.len())?;
-    let parts = vec![LocalPart { view, boxes }];
-    Ok(RankPiece { shape, parts, is_later_replica, rank_count: Some(ranks), dtype: None })
-}
-
-/// The number of ranks along each axis of a mesh, in the spellings of all versions of torch.
-fn mesh_sizes(arena: &Arena, mesh: NodeId) -> Option<Vec<u64>> {
-    // Until 2.8: a tensor with the number of each rank.
-    if let Some(tensor) = attribute(arena, mesh, "mesh") {
-        return tensor_view(arena, tensor).ok().map(|view| view.shape);
-    }
-    let layout = attribute(arena, mesh, "_layout")?;
-    if let Some(axes) = attribute(arena, layout, "axes") {
-        let size = |&axis: &NodeId| flat_size(arena, attribute(arena, axis, "shape")?, 2);
-        return arena.items(axes)?.iter().map(size).collect();
-    }
-    let shape = attribute(arena, layout, "shape")?;
-    match arena.items(shape) {
-        Some(sizes) => sizes.iter().map(|&size| flat_size(arena, size, 2)).collect(),
-        None => Some(vec![as_count(arena, shape)?]),
-    }
-}
-
-/// The product of a whole number or of nested tuples of them.
-fn flat_size(arena: &Arena, id: NodeId, depth: u32) -> Option<u64> {
-    match arena.items(id) {
-        Some(items) => {
-            let depth = depth.checked_sub(1)?;
-            let sizes = items.iter().take(MAX_MESH_AXIS_COUNT + 1);
-            sizes
-                .map(|&item| flat_size(arena, item, depth))
-                .try_fold(1u64, |n, size| n.checked_mul(size?))
-        }
-        None => as_count(arena, id),
-    }
 }
 
 fn placement(arena: &Arena, id: NodeId, axis_count: usize) -> Result<Placement, TensorError> {
@@ -299,42 +304,6 @@ fn placement(arena: &Arena, id: NodeId, axis_count: usize) -> Result<Placement, 
         }),
         _ => Err(MALFORMED),
     }
-}
-
-/// Steps of an axis that follow one another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AxisRange {
-    start: u64,
-    count: u64,
-}
-
-/// A cut over some ranks, of which this is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AxisCut {
-    ranks: u64,
-    rank: u64,
-}
-
-/// The cuts of one axis of a tensor, in the order in which they were made. With each comes the number of pieces that it
-/// cuts one by one.
-///
-/// `cuts` has them in the order of the mesh, each with its split factor. A factor is the number of ranks, of later axes
-/// of the mesh, that cut before: tensor parallelism before FSDP. If no order gives these factors, they count pieces that
-/// no rank cut, such as fused weights.
-fn order_cuts(cuts: &[(AxisCut, u64)]) -> Vec<(AxisCut, u64)> {
-    let mut ordered: Vec<AxisCut> = Vec::new();
-    for &(axis_cut, split_factor) in cuts.iter().rev() {
-        // The ranks that cut before each place in the order.
-        let before = ordered.iter().scan(1u64, |ranks, cut| {
-            *ranks = ranks.saturating_mul(cut.ranks);
-            Some(*ranks)
-        });
-        match std::iter::once(1).chain(before).position(|ranks| ranks == split_factor) {
-            Some(place) => ordered.insert(place, axis_cut),
-            None => return cuts.to_vec(),
-        }
-    }
-    ordered.into_iter().map(|axis_cut| (axis_cut, 1)).collect()
 }
 
 /// The order in which axes of the mesh cut one axis of a tensor.
@@ -365,89 +334,6 @@ fn recorded_order(arena: &Arena, spec: NodeId) -> Result<Option<Vec<CutOrder>>, 
     entries.map(Some).ok_or(MALFORMED)
 }
 
-/// The ranges that a rank keeps. The steps are cut into pieces, and each piece is cut over the ranks, as `torch.chunk`
-/// cuts: the last part may be smaller, or empty. `None` if that makes too many ranges.
-fn cut(ranges: &[AxisRange], axis_cut: AxisCut, pieces: u64) -> Option<Vec<AxisRange>> {
-    let AxisCut { ranks, rank } = axis_cut;
-    let total: u64 = ranges.iter().map(|range| range.count).sum();
-    if pieces.min(total) > MAX_RANGE_COUNT as u64 {
-        return None;
-    }
-    let piece = total.div_ceil(pieces);
-    let mut kept = Vec::new();
-    let mut cursor = RangeCursor { ranges, used: 0 };
-    let mut at = 0;
-    while at < total {
-        let len = piece.min(total - at);
-        let part = len.div_ceil(ranks);
-        let start = part.saturating_mul(rank).min(len);
-        let count = part.min(len - start);
-        cursor.advance(start, |_| {});
-        cursor.advance(count, |range| match kept.last_mut() {
-            Some(AxisRange { start, count }) if *start + *count == range.start => {
-                *count += range.count;
-            }
-            _ => kept.push(range),
-        });
-        cursor.advance(len - start - count, |_| {});
-        if kept.len() > MAX_RANGE_COUNT {
-            return None;
-        }
-        at += len;
-    }
-    Some(kept)
-}
-
-/// A place in ranges that follow one another.
-struct RangeCursor<'a> {
-    /// The ranges from the current one on.
-    ranges: &'a [AxisRange],
-    /// The number of steps of the current range that lie before the place.
-    used: u64,
-}
-
-impl RangeCursor<'_> {
-    /// Advances by some steps, and visits the parts of the ranges that have them.
-    fn advance(&mut self, mut steps: u64, mut visit: impl FnMut(AxisRange)) {
-        while let Some((first, rest)) = self.ranges.split_first()
-            && steps > 0
-        {
-            let count = (first.count - self.used).min(steps);
-            visit(AxisRange { start: first.start + self.used, count });
-            (self.used, steps) = (self.used + count, steps - count);
-            if self.used == first.count {
-                (self.ranges, self.used) = (rest, 0);
-            }
-        }
-    }
-}
-
-/// A box for each combination of ranges; `None` if there are too many.
-fn boxes_of_ranges(axes: &[Vec<AxisRange>]) -> Option<Vec<LocalBox>> {
-    let empty =
-        || LocalBox { start: Shape::new(), counts: Shape::new(), local_start: Shape::new() };
-    let mut boxes = vec![empty()];
-    for ranges in axes {
-        if boxes.len().checked_mul(ranges.len())? > MAX_RANGE_COUNT {
-            return None;
-        }
-        let mut wider = Vec::with_capacity(boxes.len() * ranges.len());
-        for part in &boxes {
-            let mut local = 0;
-            for range in ranges {
-                let mut part = part.clone();
-                part.start.push(range.start);
-                part.counts.push(range.count);
-                part.local_start.push(local);
-                wider.push(part);
-                local += range.count;
-            }
-        }
-        boxes = wider;
-    }
-    Some(boxes)
-}
-
 /// A tuple or a list of counts.
 fn as_count_list(arena: &Arena, id: NodeId) -> Option<Vec<u64>> {
     match arena.node(id) {
@@ -462,81 +348,3 @@ fn as_count_list(arena: &Arena, id: NodeId) -> Option<Vec<u64>> {
 
 /// Maximum number of axes of a tensor, and so of a place in it: torch's own limit.
 const MAX_AXIS_COUNT: usize = 64;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rows(ranges: &[AxisRange]) -> Vec<u64> {
-        ranges.iter().flat_map(|range| range.start..range.start + range.count).collect()
-    }
-
-    /// The rows that torch's two steps give: tensor parallelism cuts first, and FSDP cuts each of these parts.
-    fn nested(size: u64, dp: (u64, u64), tp: (u64, u64)) -> Vec<u64> {
-        let chunk = |rows: &[u64], n: u64, rank: u64| -> Vec<u64> {
-            let part = rows.len().div_ceil(n as usize).max(1);
-            rows.chunks(part).nth(rank as usize).map(<[u64]>::to_vec).unwrap_or_default()
-        };
-        let all: Vec<u64> = (0..size).collect();
-        chunk(&chunk(&all, tp.0, tp.1), dp.0, dp.1)
-    }
-
-    #[test]
-    fn an_axis_is_cut_as_torch_cuts_it() {
-        for size in 0..24 {
-            let whole = [AxisRange { start: 0, count: size }];
-            for (dp, tp) in [(1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (4, 2), (2, 4), (5, 3)] {
-                for rank in 0..dp * tp {
-                    let (dp_rank, tp_rank) = (rank / tp, rank % tp);
-                    let cuts = [
-                        (AxisCut { ranks: dp, rank: dp_rank }, tp),
-                        (AxisCut { ranks: tp, rank: tp_rank }, 1),
-                    ];
-                    let mut kept = whole.to_vec();
-                    for (axis_cut, pieces) in order_cuts(&cuts) {
-                        kept = cut(&kept, axis_cut, pieces).unwrap();
-                    }
-                    let expected = nested(size, (dp, dp_rank), (tp, tp_rank));
-                    assert_eq!(rows(&kept), expected, "{size} rows, dp {dp}, tp {tp}, rank {rank}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn split_factors_state_the_order_of_cuts() {
-        let [a, b, c] = [4, 3, 2].map(|ranks| AxisCut { ranks, rank: 0 });
-        for (cuts, order) in [
-            ([(a, 1), (b, 1), (c, 1)], [a, b, c]),
-            ([(a, 2), (b, 2), (c, 1)], [c, a, b]),
-            ([(a, 6), (b, 1), (c, 1)], [b, c, a]),
-            ([(a, 6), (b, 2), (c, 1)], [c, b, a]),
-            ([(a, 3), (b, 1), (c, 1)], [b, a, c]),
-        ] {
-            assert_eq!(order_cuts(&cuts), order.map(|cut| (cut, 1)), "{cuts:?}");
-        }
-    }
-
-    #[test]
-    fn cuts_of_many_ranges_take_one_pass() {
-        let whole = [AxisRange { start: 0, count: 1 << 20 }];
-        let half = AxisCut { ranks: 2, rank: 1 };
-        let many = cut(&whole, half, MAX_RANGE_COUNT as u64).unwrap();
-        assert_eq!(many.len(), MAX_RANGE_COUNT);
-        let started = std::time::Instant::now();
-        for _ in 0..10 {
-            assert_eq!(cut(&many, half, MAX_RANGE_COUNT as u64).unwrap().len(), MAX_RANGE_COUNT);
-        }
-        assert!(started.elapsed().as_secs() < 5);
-    }
-
-    #[test]
-    fn cuts_without_bounds_are_refused() {
-        let whole = [AxisRange { start: 0, count: u64::MAX }];
-        assert_eq!(cut(&whole, AxisCut { ranks: 2, rank: 1 }, u64::MAX), None);
-        let many = AxisCut { ranks: u64::MAX, rank: u64::MAX - 1 };
-        assert!(cut(&whole, many, 1).is_some());
-        let cuts = [(many, 6), (many, 1), (many, 1)];
-        assert_eq!(order_cuts(&cuts), cuts);
-    }
-}

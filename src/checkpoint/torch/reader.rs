@@ -7,13 +7,9 @@ use crate::checkpoint::tensor::{Tensor, TensorName};
 use crate::source::ReadAt;
 
 use super::error::TorchError;
-use super::gate;
 use super::interpret::{PickleValue, interpret};
-use super::legacy;
-use super::names::shorten_name;
 use super::pickle::Arena;
 use super::state_dict::{SelectError, Selection, select_state_dict};
-use super::storage_bounds::locate_tensor;
 use super::tensor_view::TensorView;
 use super::values::TorchValues;
 
@@ -42,16 +38,9 @@ pub fn read_zip(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContent
 
 /// Reads a file of the older form.
 pub fn read_legacy(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContents, TorchError> {
-    let legacy = legacy::read_legacy_file(file)?;
-    let _permit = gate::acquire(legacy.pickle_bytes, legacy.pickle_bytes);
-    let root_key = options.root_key.as_deref();
-    let selection = select_state_dict(&legacy.arena, legacy.top, legacy.pickle_bytes, root_key)?;
-    locate_tensors(&legacy.arena, selection, |name, view| {
-        let key = view.storage.key;
-        let missing = || TensorError::MissingStorage { storage: shorten_name(key) };
-        let storage = legacy.storages.get(key).copied().ok_or_else(missing)?;
-        locate_tensor(name, view, storage, false)
-    })
+    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_legacy(file)?;
+    let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())?;
+    locate_tensors(&arena, selection, |name, view| storages.locate(name, view))
 }
 
 /// Turns the selected entries into tensors with the places of their bytes.

@@ -1,7 +1,7 @@
 //! Joins the safetensors files that torch.distributed.checkpoint wrote for each rank: pieces under the names of whole
 //! tensors, with their offsets in the metadata. There is no pickle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,10 +11,13 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::Format;
 use crate::checkpoint::options::ParseOptions;
 use crate::checkpoint::safetensors::{self, HeaderError, SHARDING_INFO_KEY, parse_sharding_info};
-use crate::checkpoint::tensor::{Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName};
-use crate::source::{OpenFile, Root};
+use crate::checkpoint::tensor::{
+    Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName, TilingError,
+};
+use crate::source::{OpenFile, Root, SourceError};
 use crate::threads::parallel_map;
 
+use super::dcp_shard_set::{DcpShardSet, PlacedPiece, find_missing_part};
 use super::folder::{
     MAX_READER_THREADS, check_no_root_key, check_rank_count, folder_path, in_folder, origin_note,
     unrecorded_note,
@@ -42,7 +45,8 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = in_folder(&folder);
     check_no_root_key(options).map_err(error)?;
-    let ranks = check_names(names).map_err(error)?;
+    let set = DcpShardSet::from_names(names).map_err(error)?;
+    let ranks = set.rank_count();
     check_rank_count(ranks, options).map_err(error)?;
     let numbered: Vec<(usize, &String)> = names.iter().enumerate().collect();
     let read = |&(number, name): &(usize, &String)| {
@@ -77,6 +81,17 @@ pub fn read_folder(
     };
     let files = parallel_map(&numbered, MAX_READER_THREADS, read);
     let files = files.into_iter().collect::<Result<Vec<_>, CheckpointError>>()?;
+    check_names_unchanged(root, directory, names)?;
+    let pieces = files.iter().zip(&set.shards).flat_map(|((_, pieces, _), shard)| {
+        pieces.iter().map(|piece| PlacedPiece {
+            shard: *shard,
+            name: &piece.name,
+            part: &piece.part,
+        })
+    });
+    if let Some(missing) = find_missing_part(&set, pieces) {
+        return Err(error(TrainingError::MissingFile { name: missing.to_string() }));
+    }
     let mut joined: BTreeMap<&str, (Dtype, Vec<TensorBox>)> = BTreeMap::new();
     for (number, (_, pieces, _)) in files.iter().enumerate() {
         for piece in pieces {
@@ -99,7 +114,12 @@ pub fn read_folder(
         TensorName::pack(joined.keys().copied().collect::<Vec<_>>().into_iter()).collect();
     let mut tensors = Vec::with_capacity(joined.len());
     for (packed, (name, (dtype, boxes))) in packed.into_iter().zip(joined) {
-        let tiling = |e| error(TrainingError::Tiling { tensor: name.to_owned(), error: e });
+        let tiling = |e| match (&e, set.first_absent()) {
+            (TilingError::Hole { .. }, Some(shard)) => {
+                error(TrainingError::MissingFile { name: shard.to_string() })
+            }
+            _ => error(TrainingError::Tiling { tensor: name.to_owned(), error: e }),
+        };
         let shape = whole_shape(&boxes);
         tensors.push(Tensor::join(packed, dtype, &shape, boxes).map_err(tiling)?);
     }
@@ -111,7 +131,7 @@ pub fn read_folder(
         kept.map(|(key, value)| (key.clone(), value.clone())).collect()
     });
     let obvious_choices = vec![origin_note("torch.distributed.checkpoint", &folder, ranks)];
-    let notes = unrecorded_note(ranks, options).into_iter().collect();
+    let notes = unrecorded_note(ranks, options).into_iter().chain(set.absent_note()).collect();
     Ok(Checkpoint {
         path,
         format: Format::DcpSafetensors,
@@ -128,6 +148,22 @@ pub fn read_folder(
     })
 }
 
+/// Fails if files of ranks came or went while their headers were read. Steps that are deleted would otherwise be shown
+/// without their last rows.
+fn check_names_unchanged(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+) -> Result<(), CheckpointError> {
+    let mut found = root.file_names(directory)?;
+    found.retain(|name| DcpShardName::parse(name).is_some());
+    found.sort();
+    match found == names {
+        true => Ok(()),
+        false => Err(SourceError::Changed { path: folder_path(root, directory) }.into()),
+    }
+}
+
 /// The smallest shape that has all pieces of a tensor: its own is not recorded.
 fn whole_shape(boxes: &[TensorBox]) -> Shape {
     let mut shape: Shape = boxes.first().map(|part| part.counts.clone()).unwrap_or_default();
@@ -137,28 +173,4 @@ fn whole_shape(boxes: &[TensorBox]) -> Shape {
         }
     }
     shape
-}
-
-/// Checks that each rank up to the last, and each part of the model, has a file. Returns the number of ranks.
-fn check_names(names: &[String]) -> Result<u64, TrainingError> {
-    let shards: Vec<DcpShardName> =
-        names.iter().filter_map(|name| DcpShardName::parse(name)).collect();
-    let Some(first) = shards.first() else { return Err(TrainingError::NoTensors) };
-    if let Some((name, _)) = names.iter().zip(&shards).find(|(_, shard)| shard.parts != first.parts)
-    {
-        return Err(TrainingError::MixedSaves { first: names[0].clone(), second: name.clone() });
-    }
-    let ranks: BTreeSet<u64> = shards.iter().map(|shard| shard.rank).collect();
-    let parts: BTreeSet<u64> = shards.iter().map(|shard| shard.part).collect();
-    let missing = (1..).zip(&ranks).find(|(n, rank)| n != *rank).map(|(n, _)| (n, first.part));
-    let missing = missing.or_else(|| {
-        let mut all = 1..=first.parts;
-        all.find(|part| !parts.contains(part)).map(|part| (1, part))
-    });
-    match missing {
-        Some((rank, part)) => Err(TrainingError::MissingFile {
-            name: DcpShardName { rank, part, ..*first }.to_string(),
-        }),
-        None => Ok(ranks.len() as u64),
-    }
 }

@@ -8,10 +8,13 @@
 
 mod dcp;
 mod dcp_safetensors;
+mod dcp_shard_set;
 mod deepspeed;
 mod folder;
+mod optimizer_names;
 mod rank_files;
 mod select_root;
+mod state_names;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

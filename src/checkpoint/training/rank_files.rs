@@ -16,8 +16,8 @@ use crate::checkpoint::tensor::{
     AxisSlice, Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName,
 };
 use crate::checkpoint::torch::{
-    CutBudget, FLAT_PARAMETER, LocalPart, RankPiece, Selection, TorchError, TorchValues,
-    rank_piece, select_state_dict,
+    FLAT_PARAMETER, LocalPart, PieceReader, RankPiece, RecordedRanks, Selection, TorchError,
+    TorchValues, select_state_dict,
 };
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
@@ -47,14 +47,15 @@ struct RankContents {
     notes: Vec<String>,
     /// Whether it has pieces at all, readable or not.
     has_pieces: bool,
-    /// The largest number of ranks that a tensor is cut over.
-    rank_count: u64,
+    /// What its pieces together record of the ranks of the run.
+    ranks: RecordedRanks,
 }
 
 /// One rank's piece of a tensor.
 struct TensorPiece {
     name: String,
-    dtype: Dtype,
+    /// The type; a rank without a part of a tensor may not state it.
+    dtype: Option<Dtype>,
     shape: Shape,
     boxes: Vec<TensorBox>,
 }
@@ -70,9 +71,9 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = in_folder(&folder);
     let set = RankFileSet::from_names(names).map_err(error)?;
-    let read = |(number, (_, name)): &(usize, &(u32, String))| {
+    let read = |(number, (rank, name)): &(usize, &(u32, String))| {
         let file = OpenFile::open_in_root(root, &directory.join(name))?;
-        let contents = read_rank(file, OriginId(*number as u32), name, options);
+        let contents = read_rank(file, OriginId(*number as u32), *rank, name, options);
         contents.map_err(|e| e.into_checkpoint_error(name, error))
     };
     check_rank_count(set.names.len() as u64, options).map_err(error)?;
@@ -80,11 +81,7 @@ pub fn read_folder(
     let ranks = parallel_map(&numbered, MAX_READER_THREADS, read);
     let ranks = ranks.into_iter().collect::<Result<Vec<RankContents>, CheckpointError>>()?;
     let found = ranks.len() as u64;
-    let recorded = ranks.iter().map(|rank| rank.rank_count).max().unwrap_or(0);
-    if recorded > found {
-        let name = set.name_of(found as u32);
-        return Err(error(TrainingError::MissingFile { name }));
-    }
+    let recorded_size = set.check_recorded_ranks(&ranks).map_err(error)?;
     if found > 1 && !ranks.iter().any(|rank| rank.has_pieces) {
         return Err(error(TrainingError::PlainTensors { ranks: found }));
     }
@@ -95,7 +92,7 @@ pub fn read_folder(
     let mut refused: Vec<RefusedEntry> = Vec::new();
     let mut notes = Vec::new();
     let mut obvious_choices = vec![origin_note("per-rank files of torch", &folder, found)];
-    if set.world_size.is_none() && recorded < found {
+    if set.world_size.or(recorded_size).is_none() {
         notes.extend(unrecorded_note(found, options));
     }
     for rank in &ranks {
@@ -135,10 +132,11 @@ fn add_new(notes: &mut Vec<String>, more: &[String]) {
 fn read_rank(
     file: OpenFile,
     origin: OriginId,
+    rank: u32,
     name: &str,
     options: &ParseOptions,
 ) -> Result<RankContents, RankFileError> {
-    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
+    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read(&file)?;
     let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
         .map_err(TorchError::from)?;
     let Selection { entries, rank_pieces, mut refused, obvious_choices, notes } = selection;
@@ -152,8 +150,8 @@ fn read_rank(
             Err(error) => refused.push(RefusedEntry { name, error }),
         }
     }
-    let (mut rank_count, has_pieces) = (0, !rank_pieces.is_empty());
-    let mut budget = CutBudget::new(rank_pieces.len());
+    let (mut ranks, has_pieces) = (RecordedRanks::default(), !rank_pieces.is_empty());
+    let mut reader = PieceReader::new(&arena, rank, rank_pieces.len());
     let mut pieces = Vec::with_capacity(rank_pieces.len());
     for entry in rank_pieces {
         if entry.class == FLAT_PARAMETER {
@@ -164,9 +162,13 @@ fn read_rank(
             let local = storages.locate(TensorName::from(&*entry.name), &part.view)?;
             Ok((boxes_of_part(&local, part, origin)?, local.dtype))
         };
-        let piece = rank_piece(&arena, entry.value, &mut budget).and_then(|piece| {
-            let RankPiece { shape, parts, is_later_replica, rank_count: ranks, dtype } = piece;
-            rank_count = rank_count.max(ranks.unwrap_or(0));
+        let piece = reader.read(entry.value).and_then(|piece| {
+            let RankPiece { shape, parts, is_later_replica, ranks: recorded, dtype } = piece;
+            ranks = RecordedRanks {
+                world_size: ranks.world_size.max(recorded.world_size),
+                min_count: ranks.min_count.max(recorded.min_count),
+                excess_of: ranks.excess_of.max(recorded.excess_of),
+            };
             let (mut boxes, mut dtype) = (Vec::new(), dtype);
             for part in &parts {
                 let (located, part_dtype) = locate(part)?;
@@ -178,9 +180,7 @@ fn read_rank(
             Ok((dtype, shape, boxes))
         });
         match piece {
-            // A rank without a part of a tensor does not state its type.
-            Ok((None, ..)) => {}
-            Ok((Some(dtype), shape, boxes)) => {
+            Ok((dtype, shape, boxes)) => {
                 pieces.push(TensorPiece { name: entry.name, dtype, shape, boxes });
             }
             Err(error) => refused.push(RefusedEntry { name: entry.name, error }),
@@ -190,16 +190,7 @@ fn read_rank(
         let error = TrainingError::Compressed { name: name.to_owned() };
         return Err(RankFileError::Training(error));
     }
-    Ok(RankContents {
-        file,
-        whole,
-        pieces,
-        refused,
-        obvious_choices,
-        notes,
-        has_pieces,
-        rank_count,
-    })
+    Ok(RankContents { file, whole, pieces, refused, obvious_choices, notes, has_pieces, ranks })
 }
 
 /// The boxes of a whole tensor that a rank's tensor holds.
@@ -237,7 +228,12 @@ fn boxes_of_part(
 fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, TrainingError> {
     enum Joined<'a> {
         Whole(&'a Tensor),
-        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox>, places: HashSet<BoxPlace> },
+        Pieces {
+            dtype: Option<Dtype>,
+            shape: &'a Shape,
+            boxes: Vec<TensorBox>,
+            places: HashSet<BoxPlace>,
+        },
     }
     /// The first step and the number of steps along each axis.
     type BoxPlace = (Shape, Shape);
@@ -274,8 +270,10 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
             }
             match by_name.entry(&piece.name).or_insert_with(new) {
                 Joined::Pieces { dtype, shape, boxes, places }
-                    if (*dtype, *shape) == (piece.dtype, &piece.shape) =>
+                    if *shape == &piece.shape
+                        && dtype.is_none_or(|dtype| piece.dtype.is_none_or(|own| own == dtype)) =>
                 {
+                    *dtype = dtype.or(piece.dtype);
                     for part in &piece.boxes {
                         // Another rank may have a replica.
                         if places.insert((part.start.clone(), part.counts.clone())) {
@@ -292,11 +290,14 @@ fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, 
     let names: Vec<TensorName> = TensorName::pack(order.iter().copied()).collect();
     let join = |(name, text): (TensorName, &str)| match by_name.remove(text) {
         Some(Joined::Whole(tensor)) => Ok(Some(Tensor { name, ..tensor.clone() })),
-        Some(Joined::Pieces { dtype, shape, boxes, .. }) => {
+        Some(Joined::Pieces { dtype: Some(dtype), shape, boxes, .. }) => {
             let tensor = Tensor::join(name, dtype, shape, boxes);
             tensor
                 .map(Some)
                 .map_err(|error| TrainingError::Tiling { tensor: text.to_owned(), error })
+        }
+        Some(Joined::Pieces { dtype: None, .. }) => {
+            Err(TrainingError::NoPieces { tensor: text.to_owned() })
         }
         None => Ok(None),
     };
@@ -318,13 +319,44 @@ impl RankFileSet {
             return Err(TrainingError::MixedSaves { first, second });
         }
         let gap = (0..).zip(&set.names).find(|(n, (rank, _))| n != rank).map(|(n, _)| n);
-        let found = set.names.len() as u64;
-        let missing =
-            gap.or_else(|| set.world_size.is_some_and(|size| found < size).then_some(found as u32));
-        match missing {
+        match gap {
             Some(rank) => Err(TrainingError::MissingFile { name: set.name_of(rank) }),
-            None => Ok(set),
+            None => set.check_count(set.world_size).map(|()| set),
         }
+    }
+
+    /// Fails if the run had another number of ranks than there are files.
+    fn check_count(&self, world_size: Option<u64>) -> Result<(), TrainingError> {
+        let found = self.names.len() as u64;
+        match world_size {
+            Some(size) if found < size => {
+                let name = self.name_of(found as u32);
+                Err(match size - found {
+                    1 => TrainingError::MissingFile { name },
+                    missing => TrainingError::MissingFiles { first: name, more: missing - 1 },
+                })
+            }
+            Some(ranks) if found > ranks => {
+                Err(TrainingError::ExcessFile { name: self.name_of(ranks as u32), ranks })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the files record other ranks than theirs. Returns the number of ranks, if the files record it.
+    fn check_recorded_ranks(&self, ranks: &[RankContents]) -> Result<Option<u64>, TrainingError> {
+        let of_all = || ranks.iter().map(|rank| rank.ranks);
+        for (recorded, (_, name)) in of_all().zip(&self.names) {
+            if let Some(ranks) = recorded.excess_of {
+                return Err(TrainingError::ExcessFile { name: name.clone(), ranks });
+            }
+        }
+        let min_count = of_all().map(|recorded| recorded.min_count).max();
+        let found = self.names.len() as u64;
+        self.check_count(min_count.filter(|count| *count > found))?;
+        let world_size = of_all().filter_map(|recorded| recorded.world_size).max();
+        self.check_count(world_size)?;
+        Ok(world_size)
     }
 
     /// The name that the file of a rank has.

@@ -12,6 +12,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::source::error::SourceError;
+use crate::source::file_limit::open_within_limit;
 use crate::source::metadata::FileMetadata;
 use crate::source::store::{
     DirEntry, FileHandle, LinkPolicy, MetadataQuery, ResolvedPath, SourceDirectory,
@@ -61,7 +62,7 @@ impl LocalDirectory {
         });
         let real_path = repository.unwrap_or(&directory);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(real_path, flags, Mode::empty())
+        let dir = open_within_limit(|| rustix::fs::open(real_path, flags, Mode::empty()))
             .map_err(|e| SourceError::io(real_path, "open it", e))?;
         let inside = directory.strip_prefix(real_path).unwrap_or(Path::new("")).to_path_buf();
         // Messages have the path as the user typed it, unless the root is above it.

@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fadvise, fstat, ope
 use rustix::io::Errno;
 
 use crate::source::error::SourceError;
+use crate::source::file_limit::open_within_limit;
 use crate::source::metadata::FileState;
 use crate::source::store::FileHandle;
 
@@ -33,7 +34,8 @@ impl LocalFile {
             return Ok(None);
         }
         let open = |flags| {
-            openat(CWD, path, flags, Mode::empty()).map_err(|e| SourceError::io(path, "open it", e))
+            open_within_limit(|| openat(CWD, path, flags, Mode::empty()))
+                .map_err(|e| SourceError::io(path, "open it", e))
         };
         LocalFile::open_checked(path.to_path_buf(), &stat, open).map(Some)
     }

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::Errno;
 
+use crate::source::file_limit::open_within_limit;
+
 /// Length of the longest path that one system call takes, with the NUL that ends it.
 const MAX_CALL_PATH_BYTES: usize = 4096;
 
@@ -26,7 +28,7 @@ pub fn open(
     resolve: ResolveFlags,
 ) -> Result<OwnedFd, Errno> {
     with_last_piece(dir, path, resolve, |dir, path| {
-        retry(|| openat2(dir, path, flags, Mode::empty(), resolve))
+        open_within_limit(|| retry(|| openat2(dir, path, flags, Mode::empty(), resolve)))
     })
 }
 
@@ -60,7 +62,8 @@ fn with_last_piece<D: AsFd, T>(
     let mut rest = path;
     while let Some((piece, after)) = split(rest)? {
         let from = held.as_ref().map_or(dir.as_fd(), AsFd::as_fd);
-        held = Some(retry(|| openat2(from, piece, flags, Mode::empty(), resolve))?);
+        let open = || retry(|| openat2(from, piece, flags, Mode::empty(), resolve));
+        held = Some(open_within_limit(open)?);
         rest = after;
     }
     last(held.as_ref().map_or(dir.as_fd(), AsFd::as_fd), rest)

@@ -27,6 +27,7 @@ from ckptfs.torch import load_distributed, load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from compare import any_index, check_same, check_tensors
 from mounts import PATIENCE, python
@@ -185,6 +186,10 @@ SELECTED = {
         {**W, "optimizer": OPTIMIZER, "dataloader": {"dp_rank_0": torch.ones(1)}, "train_state": {"step": torch.ones(1)},
          "lr_scheduler": {"last_epoch": torch.ones(1)}}, W,
     ),
+    "flat-torchtitan": (
+        {**W, "lr_scheduler.last": torch.ones(1), "train_state": torch.ones(1), "optimizer_0.state.a.exp_avg": torch.ones(1),
+         "optimizer_0.param_groups.a.lr": 0.1}, W,
+    ),
     "app": ({"app": {"model": W, "optim": OPTIMIZER}}, W),
     "network": ({"net": W, "optimizer": OPTIMIZER, "rng_state": {"cpu": torch.ones(3)}}, W),
     "model-alone": (W, W),
@@ -220,6 +225,21 @@ def test_a_folder_of_training_state_alone_shows_no_virtual_file(ckptfs, tmp_path
     path = tmp_path / "optimizer_0"
     save_whole(path, {"optimizer": OPTIMIZER})
     check_refused(ckptfs, path, "it holds training state (`optimizer`) and no model", "--root optimizer")
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    for n, state in enumerate(
+        [
+            get_optimizer_state_dict(model, optimizer),
+            get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)),
+            optimizer.state_dict(),
+        ]
+    ):
+        other = tmp_path / f"optimizer-{n}"
+        save_whole(other, state)
+        check_refused(ckptfs, other, "it holds training state (`state`) and no model", "--root state")
+        shutil.rmtree(other)
     (listing,) = ckptfs("ls", "--json", path).json()
     assert {entry["kind"] for entry in listing["entries"]} == {"file"}
     assert "it holds training state" in str(listing)
@@ -269,7 +289,51 @@ def test_a_missing_file_of_a_rank_is_named(ckptfs, saved):
     check_refused(ckptfs, saved, "the file of a rank is missing: __1_0.distcp", f"fetch {saved}/__1_0.distcp")
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, -1])
+def test_an_empty_file_is_named(ckptfs, saved):
+    os.truncate(saved / "__1_0.distcp", 0)
+    check_refused(ckptfs, saved, "__1_0.distcp is empty", f"fetch {saved}/__1_0.distcp again")
+
+
+def test_a_file_shorter_than_recorded_is_refused_whatever_it_lacks(ckptfs, tmp_path):
+    path = tmp_path / "step-1"
+    save_whole(path, {"model": W, "optimizer": OPTIMIZER})
+    end = max(place.offset + place.length for place in pickle.loads((path / ".metadata").read_bytes()).storage_data.values())
+    os.truncate(path / "__0_0.distcp", end - 1)
+    words = f"__0_0.distcp has {end - 1} bytes and is shorter than recorded: its last item ends at {end}"
+    check_refused(ckptfs, path, words, f"fetch {path}/__0_0.distcp again")
+
+
+@pytest.mark.parametrize("name", ["./__1_0.distcp", "__1_0.distcp\0", "", "x/./y", "./" * 1900 + "__1_0.distcp"])
+def test_file_names_that_torch_does_not_write_are_refused_as_such(ckptfs, saved, name):
+    edit_table(saved, change_place(relative_path=name))
+    check_refused(ckptfs, saved, "the table names a file by `", "which has a NUL or a part such as `./` in it")
+    assert "--follow-symlinks" not in ckptfs("inspect", saved).stderr
+
+
+def test_a_save_over_an_earlier_one_is_refused_until_it_ends(ckptfs, saved, tmp_path):
+    """The data of one file is new, and the table is not."""
+    save_by_rows(tmp_path / "new", rows=FULL + 100)
+    shutil.copy(tmp_path / "new/__0_0.distcp", saved)
+    inspect = subprocess.Popen([ckptfs.binary, "inspect", saved], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    time.sleep(0.3)
+    assert inspect.poll() is None
+    for name in ("__1_0.distcp", ".metadata"):
+        shutil.copy(tmp_path / "new" / name, saved)
+    assert "a save into this folder has not ended: __0_0.distcp is newer than its table" in inspect.communicate()[1]
+    assert inspect.returncode == REFUSED
+    check_same(load_file(saved), {"a": FULL + 100, "b": torch.arange(5)})
+
+
+@pytest.mark.parametrize("age", [0, 1, 1000, -1000])
+def test_a_copy_is_read_whatever_its_times_are(ckptfs, saved, age):
+    now = time.time()
+    os.utime(saved / ".metadata", (now, now - age - 5))
+    for name in ("__0_0.distcp", "__1_0.distcp"):
+        os.utime(saved / name, (now, now - age))
+    assert ckptfs("inspect", saved).code == DONE
+
+
+@pytest.mark.parametrize("size", [1, 100, -1])
 def test_a_truncated_file_is_named(ckptfs, saved, size):
     path = saved / "__1_0.distcp"
     os.truncate(path, size if size >= 0 else path.stat().st_size - 1)
@@ -306,11 +370,38 @@ def test_a_missing_table_of_a_rank_is_named(ckptfs, saved_by_ranks, tmp_path):
     check_refused(ckptfs, path, "the file of a rank is missing: __1.metadata", f"fetch {path}/__1.metadata")
 
 
-def test_a_missing_last_table_is_a_hole(ckptfs, saved_by_ranks, tmp_path):
+def test_a_missing_last_table_is_seen_by_its_data_or_its_hole(ckptfs, saved_by_ranks, tmp_path):
     path = tmp_path / "step-1"
     shutil.copytree(saved_by_ranks / "dcp-4-tables", path)
     (path / "__3.metadata").unlink()
+    words = "__3_0.distcp is there and __3.metadata is not: the save has not ended, or the table of a rank is missing"
+    check_refused(ckptfs, path, words, f"fetch {path}/__3.metadata")
+    (path / "__3_0.distcp").unlink()
     check_refused(ckptfs, path, "pieces are missing", "fetch the folder again")
+
+
+def test_the_number_of_ranks_is_enforced(ckptfs, saved_by_ranks, saved):
+    by_rank = saved_by_ranks / "dcp-4-tables"
+    assert "4 ranks found, the number is not recorded: --ranks N enforces it" in ckptfs("inspect", by_rank).stdout
+    for path, ranks, wrong in (by_rank, 4, 5), (saved, 2, 3):
+        found = ckptfs("inspect", "--ranks", str(ranks), path)
+        assert found.code == DONE and "not recorded" not in found.stdout
+        check_refused(ckptfs, path, f"{ranks} ranks found, and {wrong} were asked for", options=("--ranks", str(wrong)))
+
+
+def test_a_tensor_without_keys_is_refused(ckptfs, saved):
+    edit_table(saved, lambda table: table.planner_data.pop("a") and None)
+    check_refused(ckptfs, saved, "tensor `a`: planner_data of .metadata lacks it", "fetch the folder again")
+    edit_table(saved, lambda table: table.planner_data.update(a=("b",)))
+    check_refused(ckptfs, saved, "tensor `a`: planner_data of .metadata", "other keys than those in its name")
+
+
+def test_what_is_left_out_is_named(ckptfs, tmp_path):
+    save_whole(tmp_path / "step-1", {"model": W, "extra": torch.ones(1), "step": torch.ones(1)})
+    listed = ckptfs("inspect", tmp_path / "step-1").stdout
+    assert "not shown: 1 tensor: `extra`" in listed and "not shown: 1 tensor of training state: `step`" in listed
+    save_whole(tmp_path / "step-2", {**W, "trainer.w": torch.ones(1)})
+    assert "not shown: 1 tensor: `trainer.w`" in ckptfs("export", tmp_path / "step-2", tmp_path / "out.safetensors").stderr
 
 
 def test_replicas_in_tables_of_ranks_are_found_soon(ckptfs, saved):
@@ -475,7 +566,42 @@ def test_absurd_tables_are_refused_in_bounded_time_and_memory(ckptfs, saved):
         tensor.chunks = [ChunkStorageMetadata(wide, wide)] * 10
         table.state_dict_metadata |= {f"t{n}": tensor for n in range(10_000)}
 
-    for change in (many_chunks, shared_lists, long_keys, wide_shape, wide_shapes):
+    def copies(table, count):
+        """Adds tensors like `a`."""
+        for n in range(count):
+            table.state_dict_metadata[f"t{n}"] = table.state_dict_metadata["a"]
+            for start in ((0, 0), (2, 0)):
+                table.storage_data[MetadataIndex(f"t{n}", start)] = table.storage_data[MetadataIndex("a", start)]
+            yield f"t{n}"
+
+    def share_path(*keys):
+        def change(table):
+            table.planner_data |= {name: keys for name in copies(table, 3000)}
+
+        return change
+
+    def shared_shape(table):
+        """A shape of 64 axes that every tensor has, and no values."""
+        wide = torch.Size((0,) + (1,) * 63)
+        tensor = dataclasses.replace(table.state_dict_metadata["a"], size=wide, chunks=[])
+        table.state_dict_metadata |= {f"t{n}": tensor for n in range(500_000)}
+        table.planner_data = {}
+
+    def shared_empty_chunks(table):
+        empty = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((0, 0)))
+        tensor = dataclasses.replace(table.state_dict_metadata["a"], chunks=[empty] * 100_000)
+        table.state_dict_metadata |= {f"t{n}": tensor for n in range(100_000)}
+        table.planner_data = {}
+
+    def shared_attributes(table):
+        chunk = chunks_of(table)[1]
+        chunk.__dict__.update({f"x{n}": None for n in range(100_000)})
+        table.state_dict_metadata["a"].chunks = [chunks_of(table)[0]] + [chunk] * 100_000
+
+    long_path, wide_path = share_path("k" * 1000, *["k" * 1000] * 1000), share_path(*[7] * 100_000)
+    empty_path = share_path("t", *[""] * 100_000)
+    changes = [many_chunks, shared_lists, long_keys, wide_shape, wide_shapes, long_path, wide_path, empty_path]
+    for change in [*changes, shared_shape, shared_empty_chunks, shared_attributes]:
         (saved / ".metadata").write_bytes(plain)
         edit_table(saved, change)
         started = time.monotonic()

@@ -180,6 +180,45 @@ def test_a_missing_part_of_the_model_is_named(ckptfs, saved):
     check_refused(ckptfs, saved, "the file of a rank is missing", "-model-00002-of-00002.safetensors")
 
 
+def test_ranks_without_pieces_write_no_file(ckptfs, tmp_path):
+    """As DefaultSavePlanner(dedup_save_to_lowest_rank=True) leaves those of replicas."""
+    halves = [[("a", ((0, 0), (3, 4)))], [], [("a", ((3, 0), (3, 4)))], []]
+    save_pieces(HuggingFaceStorageWriter(str(tmp_path / "step-1"), save_distributed=True), {"a": FULL}, halves)
+    assert sorted(os.listdir(tmp_path / "step-1")) == [shard(1, parts=1), shard(3, parts=1)]
+    check_doors(ckptfs, tmp_path / "step-1", {"a": FULL}, tmp_path / "out.safetensors")
+    said = ckptfs("inspect", tmp_path / "step-1").stdout
+    assert "3 ranks found, the number is not recorded" in said and "no file for 1 of these ranks" in said
+    assert ckptfs("inspect", tmp_path / "step-1", "--ranks", "3").code == DONE
+
+
+def write_layers(folder):
+    """Three layers of three parts, of which each of two ranks has half."""
+    tensors = {f"layers.{n}.weight": FULL + n for n in range(3)} | {"layers.1.bias": torch.ones(2)}
+    halves = [[(f"layers.{n}.weight", ((row, 0), (3, 4))) for n in range(3)] for row in (0, 3)]
+    halves[1].append(("layers.1.bias", ((0,), (2,))))
+    index = {name: int(name.split(".")[1]) + 1 for name in tensors}
+    save_pieces(HuggingFaceStorageWriter(str(folder), index, save_distributed=True), tensors, halves)
+    return tensors
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_missing_part_of_a_rank_shows_by_the_other_layers(ckptfs, tmp_path, part):
+    expected = write_layers(tmp_path / "step-1")
+    check_doors(ckptfs, tmp_path / "step-1", expected, tmp_path / "out.safetensors")
+    (tmp_path / "step-1" / shard(2, part, 3)).unlink()
+    check_refused(ckptfs, tmp_path / "step-1", f"the file of a rank is missing: {shard(2, part, 3)}")
+
+
+def test_stages_of_a_pipeline_have_parts_of_their_own(ckptfs, tmp_path):
+    """Ranks 1 and 2 have the first and the third layer, ranks 3 and 4 the second."""
+    tensors = {f"layers.{n}.weight": FULL + n for n in range(3)}
+    rows = lambda n, row: (f"layers.{n}.weight", ((row, 0), (3, 4)))
+    ranks = [[rows(0, 0), rows(2, 0)], [rows(0, 3), rows(2, 3)], [rows(1, 0)], [rows(1, 3)]]
+    index = {name: n for n, name in enumerate(tensors, start=1)}
+    save_pieces(HuggingFaceStorageWriter(str(tmp_path / "step-1"), index, save_distributed=True), tensors, ranks)
+    check_doors(ckptfs, tmp_path / "step-1", tensors, tmp_path / "out.safetensors")
+
+
 def test_a_missing_last_rank_is_only_noted(ckptfs, saved, tmp_path):
     for part in (1, 2):
         (saved / shard(3, part)).unlink()

@@ -244,6 +244,35 @@ def test_a_surplus_file_of_an_optimizer_is_refused(ckptfs, folder, stage):
     check_refused(ckptfs, folder, "two saves", run.optim_name(2))
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_file_of_a_rank_that_the_run_did_not_have_is_named(ckptfs, folder, stage):
+    run = Run(5, stage, world=2)
+    run.write(folder)
+    shutil.copy(folder / run.optim_name(1), folder / run.optim_name(9))
+    check_refused(ckptfs, folder, run.optim_name(9), "left over from another run", "had 2 ranks")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_model_of_an_earlier_step_than_the_optimizer_is_refused(ckptfs, folder, stage):
+    run = Run(5, stage, world=2)
+    run.write(folder)
+    run.step -= 2
+    for rank in range(2 if stage == 3 else 1):
+        torch.save(run.model_states(rank), folder / run.model_name(rank))
+    check_refused(ckptfs, folder, "two saves", run.model_name(0), run.optim_name(0))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_optimizer_that_left_steps_out_is_joined(ckptfs, folder, stage):
+    """Steps with gradients that overflow are counted by the model alone."""
+    run = Run(5, stage, world=2)
+    expected = run.write(folder)
+    run.step += 2
+    for rank in range(2 if stage == 3 else 1):
+        torch.save(run.model_states(rank), folder / run.model_name(rank))
+    check_export(ckptfs, folder, expected, folder.with_name("out.safetensors"))
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_optimizers_of_two_steps_are_refused(ckptfs, folder, stage):
     run = Run(5, stage, world=3)

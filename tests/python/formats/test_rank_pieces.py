@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from ckptfs.torch import load_file
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -129,6 +129,15 @@ def test_older_spellings_of_the_mesh_are_read(ckptfs, tmp_path, version, mesh_sh
     check_export(ckptfs, tmp_path / "ranks", expected, tmp_path / "out.safetensors")
 
 
+def test_the_older_form_of_torch_files_is_joined(ckptfs, tmp_path, monkeypatch):
+    newer = torch.save
+    monkeypatch.setattr(torch, "save", lambda *args: newer(*args, _use_new_zipfile_serialization=False))
+    for name in (file_name, unnumbered):
+        folder = tmp_path / name.__name__
+        expected = write_ranks(folder, [2, 2], {"a": (FULL, [Shard(0), Shard(1)]), "b": (FULL[0], None)}, name=name)
+        check_export(ckptfs, folder, expected, folder / "out.safetensors")
+
+
 def test_a_rank_outside_the_mesh_has_no_part(ckptfs, tmp_path):
     """The mesh has the first two of three ranks."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -141,6 +150,70 @@ def test_a_rank_outside_the_mesh_has_no_part(ckptfs, tmp_path):
             a = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=FULL.shape, stride=FULL.stride())
             torch.save({"a": a}, tmp_path / "ranks" / file_name(rank, 3))
     check_export(ckptfs, tmp_path / "ranks", {"a": FULL}, tmp_path / "out.safetensors")
+
+
+def unnumbered(rank, world):
+    return f"rank{rank}.pt"
+
+
+def write_stages(folder, name=unnumbered):
+    """Two pipeline stages of two ranks each. Every rank names the tensors of both."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    folder.mkdir()
+    whole = {"first": FULL, "second": FULL[:5] + 100}
+    for rank in range(4):
+        with as_rank(rank, 4):
+            meshes = {"first": DeviceMesh("cpu", [0, 1]), "second": DeviceMesh("cpu", [2, 3])}
+            cut = {key: distribute_tensor(full, meshes[key], [Shard(0)], src_data_rank=None) for key, full in whole.items()}
+            torch.save(cut, folder / name(rank, 4))
+    return whole
+
+
+def test_the_stages_of_a_pipeline_are_joined(ckptfs, tmp_path):
+    expected = write_stages(tmp_path / "ranks")
+    check_export(ckptfs, tmp_path / "ranks", expected, tmp_path / "out.safetensors")
+
+
+def test_a_missing_stage_of_a_pipeline_is_named(ckptfs, tmp_path):
+    write_stages(tmp_path / "ranks")
+    for rank in (2, 3):
+        (tmp_path / "ranks" / unnumbered(rank, 4)).unlink()
+    check_refused(ckptfs, tmp_path / "ranks", "missing", f"{unnumbered(2, 4)} and 1 more")
+
+
+def test_the_size_of_a_mesh_is_not_taken_for_the_number_of_ranks(ckptfs, tmp_path):
+    """The mesh may be that of one stage of a pipeline, and the files of the others may be missing."""
+    expected = write_ranks(tmp_path / "ranks", [2], {"a": (FULL, [Shard(0)])}, name=unnumbered)
+    check_export(ckptfs, tmp_path / "ranks", expected, tmp_path / "out.safetensors")
+    notes = ckptfs("inspect", "--json", tmp_path / "ranks").json()["notes"]
+    assert "2 ranks found, the number is not recorded: --ranks N enforces it" in notes
+    assert ckptfs("inspect", tmp_path / "ranks", "--ranks", "4").code == REFUSED
+
+
+def test_a_tensor_without_a_piece_in_any_file_is_refused(ckptfs, tmp_path):
+    change = change_mesh(_coordinate_on_dim=None)
+    write_ranks(tmp_path / "ranks", [2], {"a": (FULL, [Shard(0)]), "b": (FULL, None)}, change=change)
+    check_refused(ckptfs, tmp_path / "ranks", "`a`", "0 of 70 values")
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 0), (0, 7), (7, 0)], ids=str)
+def test_an_empty_piece_has_any_empty_shape(ckptfs, tmp_path, shape):
+    """torch keeps the empty rows of tensor parallelism as (0, 0)."""
+
+    def change(state, mesh, rank):
+        if rank == 3:
+            state["a"]._local_tensor = torch.zeros(shape)
+
+    expected = write_ranks(tmp_path / "ranks", [4], {"a": (FULL[:3], [Shard(0)])}, change=change)
+    check_export(ckptfs, tmp_path / "ranks", expected, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("name", [lambda rank, world: f"model_world_size_4_rank_{rank}.pt", unnumbered], ids=["named", "by-mesh"])
+def test_the_file_of_a_rank_that_the_run_did_not_have_is_refused(ckptfs, tmp_path, name):
+    save(tmp_path / "ranks", name=name)
+    shutil.copy(tmp_path / "ranks" / name(3, 4), tmp_path / "ranks" / name(4, 4))
+    check_refused(ckptfs, tmp_path / "ranks", name(4, 4), "4 ranks")
 
 
 def test_the_folder_of_verl_shows_the_model_beside_its_files(ckptfs, mounts, tmp_path):
@@ -320,3 +393,18 @@ def test_a_range_of_a_joined_tensor_equals_the_whole(tmp_path):
             pick = lambda size: slice(*sorted((rng.randint(0, size), rng.randint(0, size))))
             index = tuple(map(pick, full.shape))
             assert torch.equal(file.get_slice("a")[index], full[index])
+
+
+LOAD_UNDER_LIMIT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 4096))
+from ckptfs import safe_open
+from ckptfs.torch import load_file
+with safe_open(sys.argv[1], framework="pt") as opened:
+    assert opened.get_tensor("a").sum() == load_file(sys.argv[1])["a"].sum() == 2415
+"""
+
+
+def test_more_files_than_the_soft_limit_on_open_files_are_joined(tmp_path):
+    write_ranks(tmp_path / "ranks", [100], {"a": (FULL, [Shard(0)])})
+    subprocess.run([sys.executable, "-c", LOAD_UNDER_LIMIT, tmp_path / "ranks"], check=True, timeout=PATIENCE)

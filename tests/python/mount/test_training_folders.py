@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from ckptfs.torch import load_file as load_through_package
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -115,12 +116,80 @@ def test_a_folder_with_weights_of_its_own_shows_those(ckptfs, tmp_path, kind):
     check_same(load_file(ckptfs.export(folder, tmp_path / "out.safetensors")), weights(2))
 
 
-def test_a_folder_with_the_config_alone_names_the_folder_of_the_weights(ckptfs, tmp_path):
+@pytest.mark.parametrize("place", [".", "huggingface", "model.safetensors", "huggingface/model.safetensors"])
+@pytest.mark.parametrize("is_mounted", [False, True], ids=["on-disk", "mounted"])
+def test_every_place_of_verls_model_can_be_given(ckptfs, mounts, tmp_path, place, is_mounted):
+    actor = tmp_path / "runs/actor"
+    write_verl(actor, weights())
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, actor / "optim_world_size_1_rank_0.pt")
+    torch.save({"rng": {"cpu": torch.ones(3)}}, actor / "extra_state_world_size_1_rank_0.pt")
+    path = (mounts(tmp_path / "runs") / "actor" if is_mounted else actor) / place
+    check_same(load_file(ckptfs.export(path, tmp_path / "out.safetensors")), weights())
+    check_same(load_through_package(path), weights())
+
+
+def test_links_of_a_config_folder_stay_in_its_parent(ckptfs, tmp_path):
     write_verl(tmp_path / "actor", weights())
+    name = "model_world_size_1_rank_0.pt"
+    (tmp_path / "actor" / name).rename(tmp_path / name)
+    (tmp_path / "actor" / name).symlink_to(f"../{name}")
     refused = ckptfs("inspect", tmp_path / "actor/huggingface")
-    assert refused.code == REFUSED and "per-rank files in the parent folder" in refused.stderr
-    assert f"give that folder: {tmp_path / 'actor'}\n" in refused.stderr
-    assert ckptfs("inspect", tmp_path / "actor").code == 0
+    assert refused.code != 0 and "leads out" in refused.stderr
+    assert ckptfs("inspect", tmp_path / "actor/huggingface", "--follow-symlinks").code == 0
+
+
+def remedy(ckptfs, path):
+    """The message for a path, and the path that its remedy ends with, if it can be opened."""
+    refused = ckptfs("inspect", path)
+    assert refused.code != 0
+    suggested = refused.stderr.strip().rsplit(" ", 1)[-1]
+    return refused.stderr, suggested if ckptfs("inspect", suggested).code == 0 else None
+
+
+def test_a_latest_that_names_a_missing_step_is_said(ckptfs, tmp_path):
+    write_run(tmp_path, 7, weights())
+    (tmp_path / "latest").write_text("global_step9")
+    said, suggested = remedy(ckptfs, tmp_path)
+    assert "`latest` names global_step9, which is not there" in said and suggested == str(tmp_path / "global_step7")
+
+
+def test_the_file_latest_leads_to_its_folder(ckptfs, tmp_path):
+    write_run(tmp_path, 7, weights())
+    said, suggested = remedy(ckptfs, tmp_path / "latest")
+    assert "names the folder that DeepSpeed saved last" in said and suggested == str(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [".", "global_step7"])
+def test_a_model_of_deepspeed_without_zero_is_named(ckptfs, tmp_path, folder):
+    states = tmp_path / "global_step7/mp_rank_00_model_states.pt"
+    states.parent.mkdir()
+    torch.save({"module": weights(), "ds_version": "0.19"}, states)
+    (tmp_path / "latest").write_text("global_step7")
+    said, suggested = remedy(ckptfs, tmp_path / folder)
+    assert "without ZeRO" in said and suggested == str(states)
+
+
+def test_the_parameters_of_a_universal_checkpoint_lead_to_its_folder(ckptfs, tmp_path):
+    (tmp_path / "zero/a").mkdir(parents=True)
+    torch.save({"param": torch.ones(2)}, tmp_path / "zero/a/fp32.pt")
+    said, suggested = remedy(ckptfs, tmp_path / "zero")
+    assert "universal checkpoint" in said and suggested == str(tmp_path)
+
+
+def test_a_checkpoint_that_can_be_read_is_suggested(ckptfs, tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"PK\3\4" + bytes(100))
+    for name in ("b.pt", "c.pt"):
+        torch.save(weights(), tmp_path / name)
+    said, suggested = remedy(ckptfs, tmp_path)
+    assert "several checkpoints" in said and suggested == str(tmp_path / "b.pt")
+
+
+def test_a_shard_beside_a_real_file_leads_to_both(ckptfs, tmp_path):
+    write_shards_of_ranks(tmp_path, weights())
+    (shard,) = tmp_path.iterdir()
+    save_file(weights(2), tmp_path / "model.safetensors")
+    said, _ = remedy(ckptfs, shard)
+    assert f"give the whole model: {tmp_path / 'model.safetensors'}; or move that file away" in said
 
 
 def test_a_mount_shows_the_step_that_was_saved_last(mounts, tmp_path):

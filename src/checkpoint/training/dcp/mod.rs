@@ -3,7 +3,10 @@
 //! `table` reads the table, one for the folder or one of each rank. `pieces` reads where the bytes of each piece lie.
 //! Here they are joined.
 
+mod locations;
+mod part_budget;
 mod pieces;
+mod running_save;
 mod table;
 
 use std::collections::BTreeSet;
@@ -16,22 +19,25 @@ use crate::checkpoint::format::Format;
 use crate::checkpoint::options::ParseOptions;
 use crate::checkpoint::shard_index::leads_outside;
 use crate::checkpoint::tensor::{Origin, Tensor, TensorName};
-use crate::checkpoint::torch::acquire_parse_permit;
 use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickle};
-use crate::checkpoint::truncated_list::TruncatedList;
+use crate::checkpoint::torch::{acquire_parse_permit, shorten_name};
 use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
 
-use super::folder::{folder_path, in_folder, origin_note};
-use super::select_root::{FlatName, is_training_name, select_root};
+use super::folder::{check_rank_count, folder_path, in_folder, origin_note, unrecorded_note};
+use super::select_root::{FlatName, select_root};
 use crate::checkpoint::training_error::TrainingError;
 use pieces::{PieceError, read_pieces};
-use table::{DcpTable, TableTensor};
+use running_save::check_save_ended;
+use table::{DataFile, DcpTable, TableTensor};
 
 /// The name of the table of a whole folder.
 const TABLE_NAME: &str = ".metadata";
 
 /// The ending of the names of tables: `__3.metadata` is that of rank 3, if each rank wrote one.
 const TABLE_ENDING: &str = ".metadata";
+
+/// The ending of the names of data.
+const DATA_ENDING: &str = ".distcp";
 
 /// The ending of a table's name until the save ends.
 const UNFINISHED_ENDING: &str = ".metadata.tmp";
@@ -55,29 +61,38 @@ pub fn read_folder(
     if table.tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
     }
-    let keys: Vec<Vec<&str>> = table
-        .tensors
-        .iter()
-        .map(|tensor| tensor.keys.iter().map(String::as_str).collect())
-        .collect();
-    let flat = table.tensors.iter().zip(&keys);
+    // The number of tables is that of the ranks, if each wrote one. Otherwise the ranks are those in the names of data.
+    let tables_by_rank = (*table_names != [TABLE_NAME]).then_some(table_names.len() as u64);
+    let data_names = || names.iter().chain(table.files.iter().map(|file| &file.name));
+    let named_ranks = || data_names().filter_map(writer_of).max()?.checked_add(1);
+    if let Some(ranks) = tables_by_rank.or_else(named_ranks) {
+        check_rank_count(ranks, options).map_err(error)?;
+    }
+    let flat = table.tensors.iter();
     let flat: Vec<FlatName<'_>> =
-        flat.map(|(tensor, keys)| FlatName { name: &tensor.name, keys }).collect();
-    let selected = select_root(&flat, options.root_key.as_deref()).map_err(error)?;
+        flat.map(|tensor| FlatName { name: &tensor.name, key_ends: &tensor.key_ends }).collect();
+    let selected = select_root(&flat, &table.others, options.root_key.as_deref()).map_err(error)?;
     drop(flat);
-    drop(keys);
-    let others = table.others.iter().filter(|name| name.starts_with(&selected.prefix));
-    let others = others.filter(|name| !is_training_name(name));
-    let others = TruncatedList::from_names(others);
-    let (tensors, file_names) = table.take_tensors(selected.names.iter().map(|&(n, _)| n));
-    let files = open_files(root, directory, &file_names, options).map_err(|e| match e {
+    let (tensors, data_files) = table.take_tensors(selected.names.iter().map(|&(n, _)| n));
+    let piece_error = |e| match e {
         PieceError::Training(e) => error(e),
         PieceError::Source(e) => e.into(),
-    })?;
-    let boxes = read_pieces(&tensors, &files).map_err(|e| match e {
-        PieceError::Training(e) => error(e),
-        PieceError::Source(e) => e.into(),
-    })?;
+    };
+    let files = open_files(root, directory, &data_files, options).map_err(piece_error)?;
+    let table_of = |file: &DataFile| match (tables_by_rank, writer_of(&file.name)) {
+        (Some(_), Some(rank)) => index_files.get(usize::try_from(rank).ok()?),
+        _ => index_files.first(),
+    };
+    let pairs = files.iter().zip(&data_files);
+    let pairs: Vec<_> = pairs.filter_map(|(file, data)| Some((file, table_of(data)?))).collect();
+    check_save_ended(&pairs).map_err(error)?;
+    if let Some((_, data)) = files.iter().zip(&data_files).find(|(file, _)| file.size() == 0) {
+        return Err(error(TrainingError::EmptyFile { name: data.name.clone() }));
+    }
+    let boxes = read_pieces(&tensors, &files).map_err(piece_error)?;
+    for (file, data) in files.iter().zip(&data_files) {
+        check_length(file, data).map_err(error)?;
+    }
     let shown = tensors.iter().zip(&selected.names);
     let shown = shown.map(|(tensor, &(_, skip))| &tensor.name[skip..]);
     let shown: Vec<TensorName> = TensorName::pack(shown).collect();
@@ -93,12 +108,9 @@ pub fn read_folder(
     for file in &files {
         file.check_unchanged()?;
     }
-    let ranks = count_writers(&file_names);
+    let ranks = tables_by_rank.unwrap_or_else(|| count_writers(&data_files));
+    let unrecorded = tables_by_rank.and_then(|ranks| unrecorded_note(ranks, options));
     let origin = origin_note("torch.distributed.checkpoint", &folder, ranks);
-    let mut notes = selected.notes;
-    if !others.is_empty() {
-        notes.push(format!("left out, not tensors: {others}"));
-    }
     Ok(Checkpoint {
         path,
         format: Format::Dcp,
@@ -109,19 +121,21 @@ pub fn read_folder(
         tensors: joined,
         metadata: None,
         obvious_choices: [vec![origin], selected.obvious_choices].concat(),
-        notes,
+        notes: selected.notes.into_iter().chain(unrecorded).collect(),
         refused: Vec::new(),
         options: options.clone(),
     })
 }
 
-/// The number of ranks that wrote files of these names: `__3_0.distcp` is that of rank 3.
-fn count_writers(names: &[String]) -> u64 {
-    let rank = |name: &String| {
-        let (_, numbers) = name.rsplit_once("__")?;
-        numbers.split_once('_')?.0.parse().ok()
-    };
-    let ranks: BTreeSet<u64> = names.iter().filter_map(rank).collect();
+/// The rank that wrote a file: `__3_0.distcp` is that of rank 3.
+fn writer_of(name: impl AsRef<str>) -> Option<u64> {
+    let (_, numbers) = name.as_ref().strip_suffix(DATA_ENDING)?.rsplit_once("__")?;
+    numbers.split_once('_')?.0.parse().ok()
+}
+
+/// The number of ranks that wrote files of these names.
+fn count_writers(files: &[DataFile]) -> u64 {
+    let ranks: BTreeSet<u64> = files.iter().filter_map(|file| writer_of(&file.name)).collect();
     ranks.len().max(1) as u64
 }
 
@@ -151,6 +165,11 @@ fn find_tables(names: &[String]) -> Result<Vec<String>, TrainingError> {
     if let Some(gap) = (0..).zip(&ranks).find(|(n, (rank, _))| n != rank) {
         return Err(TrainingError::MissingFile { name: format!("__{}{TABLE_ENDING}", gap.0) });
     }
+    let has_no_table = |name: &&String| writer_of(name) >= Some(ranks.len() as u64);
+    if let Some(data) = names.iter().find(has_no_table) {
+        let table = format!("__{}{TABLE_ENDING}", ranks.len());
+        return Err(TrainingError::MissingTable { data: data.clone(), table });
+    }
     Ok(ranks.into_iter().map(|(_, name)| name.clone()).collect())
 }
 
@@ -178,7 +197,7 @@ fn read_table(
         return Err(error(pickle(PickleError::TrailingBytes(bytes.len() - used))));
     }
     drop(bytes);
-    table.add(&arena, top, name).map_err(error)?;
+    table.add(&arena, top, name, size).map_err(error)?;
     drop(permit);
     file.check_unchanged()?;
     Ok(Arc::clone(file.file()))
@@ -188,10 +207,13 @@ fn read_table(
 fn open_files(
     root: &Arc<Root>,
     directory: &Path,
-    names: &[String],
+    files: &[DataFile],
     options: &ParseOptions,
 ) -> Result<Vec<OpenFile>, PieceError> {
-    let open = |name: &String| {
+    let open = |DataFile { name, .. }: &DataFile| {
+        if !is_plain_path(name) {
+            return Err(TrainingError::DataFileName { name: shorten_name(name) }.into());
+        }
         if !options.follow_symlinks && leads_outside(name) {
             let path = root.path().join(directory).join(name);
             let root = root.path().to_path_buf();
@@ -202,5 +224,23 @@ fn open_files(
             error => PieceError::Source(error),
         })
     };
-    names.iter().map(open).collect()
+    files.iter().map(open).collect()
+}
+
+/// Whether a path is written as torch writes that of a file: not empty, without NUL or parts such as `./`.
+fn is_plain_path(name: &str) -> bool {
+    let is_plain = |part: &str| !matches!(part, "" | ".");
+    !name.contains('\0') && name.strip_prefix('/').unwrap_or(name).split('/').all(is_plain)
+}
+
+/// Fails if a file is shorter than its table records, even if what it lacks is not shown.
+fn check_length(file: &OpenFile, data: &DataFile) -> Result<(), TrainingError> {
+    match file.size() < data.recorded_bytes {
+        true => Err(TrainingError::ShortData {
+            name: data.name.clone(),
+            bytes: file.size(),
+            recorded_bytes: data.recorded_bytes,
+        }),
+        false => Ok(()),
+    }
 }

@@ -7,10 +7,15 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::checkpoint::tensor::{Dtype, Shape};
 use crate::checkpoint::torch::pickle::{Arena, NodeId};
-use crate::checkpoint::torch::{as_count, as_counts, attribute, class_of, entry, torch_dtype};
+use crate::checkpoint::torch::{as_count, attribute, class_of, entry, torch_dtype};
 use crate::checkpoint::training_error::TrainingError;
+
+use super::locations::{PieceLocation, PieceLocations, find_location};
+use super::part_budget::PartBudget;
 
 /// torch's class of a table, and Megatron's.
 const TABLE_CLASSES: [&str; 2] = ["Metadata", "MCoreMetadata"];
@@ -21,23 +26,41 @@ pub struct DcpTable {
     pub tensors: Vec<TableTensor>,
     /// The names of entries that are not tensors.
     pub others: Vec<String>,
-    /// The names of the files that hold the pieces, each once.
-    pub files: Vec<String>,
+    /// The files that hold the pieces, each once.
+    pub files: Vec<DataFile>,
     file_numbers: HashMap<String, u32>,
-    tensor_numbers: HashMap<String, usize>,
-    /// The places of the pieces of each tensor, to find replicas; `None` for a single table.
-    places: Option<Vec<HashSet<PiecePlace>>>,
+    /// What the tables of several ranks have in common; `None` for a single table.
+    shared: Option<SharedTensors>,
+}
+
+/// A file that holds pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    pub name: String,
+    /// The end of the last entry that a table places in it, be it of a tensor or not.
+    pub recorded_bytes: u64,
+}
+
+/// Tensors that the tables of several ranks may have in common.
+#[derive(Debug, Default)]
+struct SharedTensors {
+    numbers: HashMap<String, usize>,
+    /// The places of the pieces of each tensor, to find replicas.
+    places: Vec<HashSet<PiecePlace>>,
 }
 
 /// The first step of a piece and its number of steps, on each axis.
 type PiecePlace = (Shape, Shape);
 
+/// The ends of keys in a name.
+pub type KeyEnds = SmallVec<[u32; 4]>;
+
 /// A tensor, and its pieces.
 #[derive(Debug)]
 pub struct TableTensor {
     pub name: String,
-    /// The keys that led to it; empty if that is not recorded.
-    pub keys: Vec<String>,
+    /// The ends in the name of the keys that led to it; empty if that is not recorded.
+    pub key_ends: KeyEnds,
     pub dtype: Dtype,
     pub shape: Shape,
     pub pieces: Vec<TablePiece>,
@@ -48,35 +71,34 @@ pub struct TableTensor {
 pub struct TablePiece {
     pub start: Shape,
     pub counts: Shape,
-    /// The index of its file in the list of file names.
+    /// The index of its file in the list of files.
     pub file: u32,
     pub range: Range<u64>,
 }
 
-/// Where a piece lies, and how its bytes were changed when they were written.
-struct PieceLocation {
-    file: u32,
-    range: Range<u64>,
-    transform: Option<String>,
-}
-
-/// The locations of pieces, by the names of tensors and the first steps of the pieces.
-type LocationsByName<'a> = HashMap<&'a str, HashMap<Shape, PieceLocation>>;
-
 impl DcpTable {
     /// An empty table, to which this number of tables will be added.
     pub fn with_table_count(count: usize) -> DcpTable {
-        DcpTable { places: (count > 1).then(Vec::new), ..DcpTable::default() }
+        DcpTable { shared: (count > 1).then(SharedTensors::default), ..DcpTable::default() }
     }
 
-    /// Adds the table in a file. Of pieces that several ranks name, the first is kept.
-    pub fn add(&mut self, arena: &Arena, top: NodeId, file: &str) -> Result<(), TrainingError> {
+    /// Adds the table in a file of this number of bytes. Of pieces that several ranks name, the first is kept.
+    pub fn add(
+        &mut self,
+        arena: &Arena,
+        top: NodeId,
+        file: &str,
+        bytes: u64,
+    ) -> Result<(), TrainingError> {
         let malformed = |what| TrainingError::MalformedTable { name: file.to_owned(), what };
         match class_of(arena, top) {
             Some((_, class)) if TABLE_CLASSES.contains(&class) => {}
             _ => return Err(malformed("its class is not Metadata")),
         }
-        let locations = self.locations(arena, top).map_err(malformed)?;
+        let mut budget = PartBudget::new(bytes);
+        let locations =
+            PieceLocations::read(arena, top, &mut budget, |file, end| self.number_file(file, end))
+                .map_err(malformed)?;
         let keys = attribute(arena, top, "planner_data");
         let keys = keys.and_then(|keys| arena.entries(keys)).unwrap_or_default();
         let keys: HashMap<&str, NodeId> =
@@ -85,7 +107,7 @@ impl DcpTable {
         let entries = entries
             .and_then(|entries| arena.entries(entries))
             .ok_or(malformed("it has no state_dict_metadata"))?;
-        let mut names = HashSet::new();
+        let mut names = HashSet::with_capacity(entries.len());
         for &(name, entry) in entries {
             let name = arena.text(name).ok_or(malformed("a name is not text"))?;
             if !names.insert(name) {
@@ -93,9 +115,21 @@ impl DcpTable {
             }
             match class_of(arena, entry) {
                 Some((_, "TensorStorageMetadata")) => {
-                    let keys =
-                        keys.get(name).map(|&keys| key_texts(arena, keys)).unwrap_or_default();
-                    self.add_tensor(arena, entry, name, keys, locations.get(name), &malformed)?;
+                    let wrong_keys = || {
+                        let (name, tensor) = (file.to_owned(), name.to_owned());
+                        TrainingError::WrongKeys { name, tensor }
+                    };
+                    // Without planner_data, names are all that is known.
+                    let key_ends = match (keys.get(name), keys.is_empty()) {
+                        (Some(&keys), _) => key_ends(arena, keys, name).ok_or_else(wrong_keys)?,
+                        (None, true) => KeyEnds::new(),
+                        (None, false) => return Err(wrong_keys()),
+                    };
+                    let locations = locations.of_tensor(name);
+                    let tensor = self.tensor_entry(arena, entry, name, key_ends, &mut budget);
+                    let number = tensor.map_err(|e| e.into_error(malformed))?;
+                    self.add_pieces(arena, entry, number, locations, &mut budget)
+                        .map_err(|e| e.into_error(malformed))?;
                 }
                 Some((_, "BytesStorageMetadata")) => self.others.push(name.to_owned()),
                 _ => return Err(malformed("an entry is neither a tensor nor bytes")),
@@ -104,12 +138,28 @@ impl DcpTable {
         Ok(())
     }
 
-    /// Takes the tensors of these indexes, and the names of the files that hold their pieces. The file of a piece is
-    /// then an index into these names.
+    /// The number of a file, which is an index into the files, for an entry that ends at a byte of it.
+    fn number_file(&mut self, name: &str, end: u64) -> u32 {
+        let number = match self.file_numbers.get(name) {
+            Some(&number) => number,
+            None => {
+                let number = self.files.len() as u32;
+                self.file_numbers.insert(name.to_owned(), number);
+                self.files.push(DataFile { name: name.to_owned(), recorded_bytes: 0 });
+                number
+            }
+        };
+        let file = &mut self.files[number as usize];
+        file.recorded_bytes = file.recorded_bytes.max(end);
+        number
+    }
+
+    /// Takes the tensors of these indexes, and the files that hold their pieces. The file of a piece is then an index
+    /// into these files.
     pub fn take_tensors(
         self,
         numbers: impl Iterator<Item = usize>,
-    ) -> (Vec<TableTensor>, Vec<String>) {
+    ) -> (Vec<TableTensor>, Vec<DataFile>) {
         let mut all: Vec<Option<TableTensor>> = self.tensors.into_iter().map(Some).collect();
         let mut tensors: Vec<TableTensor> = numbers.filter_map(|n| all[n].take()).collect();
         let mut used: Vec<u32> = tensors
@@ -121,52 +171,69 @@ impl DcpTable {
         for piece in tensors.iter_mut().flat_map(|tensor| &mut tensor.pieces) {
             piece.file = used.partition_point(|&file| file < piece.file) as u32;
         }
-        let names = used.iter().map(|&file| self.files[file as usize].clone()).collect();
-        (tensors, names)
+        let files = used.iter().map(|&file| self.files[file as usize].clone()).collect();
+        (tensors, files)
     }
 
-    fn add_tensor(
+    /// The number of the tensor of an entry, which is added unless another rank's table has it.
+    fn tensor_entry(
         &mut self,
         arena: &Arena,
         entry: NodeId,
         name: &str,
-        keys: Vec<String>,
-        locations: Option<&HashMap<Shape, PieceLocation>>,
-        malformed: &impl Fn(&'static str) -> TrainingError,
-    ) -> Result<(), TrainingError> {
-        let shape = attribute(arena, entry, "size").and_then(|size| as_counts(arena, size));
-        let shape: Shape = shape.ok_or(malformed("a tensor has no size"))?.into();
-        let dtype = dtype_of(arena, entry).ok_or(malformed("a tensor has no dtype"))?;
-        let dtype = torch_dtype(arena, dtype)
-            .map_err(|error| TrainingError::Tensor { tensor: name.to_owned(), error })?;
-        let chunks = attribute(arena, entry, "chunks").and_then(|chunks| arena.items(chunks));
-        let chunks = chunks.ok_or(malformed("a tensor has no chunks"))?;
-        let number = match self.tensor_numbers.get(name) {
-            Some(&number) => number,
-            None => {
-                self.tensor_numbers.insert(name.to_owned(), self.tensors.len());
-                let (name, shape) = (name.to_owned(), shape.clone());
-                self.tensors.push(TableTensor { name, keys, dtype, shape, pieces: Vec::new() });
-                if let Some(places) = &mut self.places {
-                    places.push(HashSet::new());
-                }
-                self.tensors.len() - 1
+        key_ends: KeyEnds,
+        budget: &mut PartBudget,
+    ) -> Result<usize, EntryError> {
+        let size = attribute(arena, entry, "size").ok_or("a tensor has no size")?;
+        let shape = budget.shape(arena, size)?.ok_or("a tensor has no size")?;
+        let dtype = dtype_of(arena, entry).ok_or("a tensor has no dtype")?;
+        let dtype = torch_dtype(arena, dtype).map_err(|error| {
+            EntryError::Tensor(TrainingError::Tensor { tensor: name.to_owned(), error })
+        })?;
+        let number = self.tensors.len();
+        if let Some(shared) = &mut self.shared {
+            if let Some(&number) = shared.numbers.get(name) {
+                let tensor = &self.tensors[number];
+                return match (tensor.dtype, &tensor.shape) == (dtype, &shape) {
+                    true => Ok(number),
+                    false => {
+                        Err("a tensor has another shape or type than in another rank's table"
+                            .into())
+                    }
+                };
             }
-        };
-        let tensor = &mut self.tensors[number];
-        if (tensor.dtype, &tensor.shape) != (dtype, &shape) {
-            return Err(malformed(
-                "a tensor has another shape or type than in another rank's table",
-            ));
+            shared.numbers.insert(name.to_owned(), number);
+            shared.places.push(HashSet::new());
         }
-        let mut places = self.places.as_mut().map(|places| &mut places[number]);
+        let (name, pieces) = (name.to_owned(), Vec::new());
+        self.tensors.push(TableTensor { name, key_ends, dtype, shape, pieces });
+        Ok(number)
+    }
+
+    /// Adds the pieces of an entry to its tensor.
+    fn add_pieces(
+        &mut self,
+        arena: &Arena,
+        entry: NodeId,
+        number: usize,
+        locations: &[PieceLocation],
+        budget: &mut PartBudget,
+    ) -> Result<(), EntryError> {
+        let chunks = attribute(arena, entry, "chunks").and_then(|chunks| arena.items(chunks));
+        let chunks = chunks.ok_or("a tensor has no chunks")?;
+        budget.take(chunks.len())?;
+        let tensor = &mut self.tensors[number];
+        let mut places = self.shared.as_mut().map(|shared| &mut shared.places[number]);
         let known = tensor.pieces.len();
+        // Most tensors have one piece, for which a list that grows would reserve four.
+        tensor.pieces.reserve_exact(chunks.len().min(locations.len()));
         for &chunk in chunks {
-            let counts = |what| attribute(arena, chunk, what).and_then(|n| as_counts(arena, n));
-            let (start, counts) = counts("offsets")
-                .zip(counts("sizes"))
-                .ok_or(malformed("a chunk has no valid offsets and sizes"))?;
-            let (start, counts) = (Shape::from(start), Shape::from(counts));
+            let mut shape = |what| {
+                let invalid = "a chunk has no valid offsets and sizes";
+                let id = attribute(arena, chunk, what).ok_or(invalid)?;
+                budget.shape(arena, id)?.ok_or(invalid)
+            };
+            let (start, counts) = (shape("offsets")?, shape("sizes")?);
             if counts.contains(&0) {
                 continue;
             }
@@ -177,16 +244,17 @@ impl DcpTable {
             }
             let (start, counts) = place;
             // If there are more chunks than places, a chunk has no place.
-            let unplaced =
-                || TrainingError::UnplacedPiece { tensor: name.to_owned(), start: start.to_vec() };
-            let is_excess = tensor.pieces.len() - known == locations.map_or(0, HashMap::len);
-            let location = locations.filter(|_| !is_excess).and_then(|places| places.get(&start));
-            let PieceLocation { file, range, transform } = location.ok_or_else(unplaced)?;
+            let is_excess = tensor.pieces.len() - known == locations.len();
+            let location =
+                Some(locations).filter(|_| !is_excess).and_then(|all| find_location(all, &start));
+            let Some(PieceLocation { file, range, transform, .. }) = location else {
+                let (tensor, start) = (tensor.name.clone(), start.to_vec());
+                return Err(EntryError::Tensor(TrainingError::UnplacedPiece { tensor, start }));
+            };
             if let Some(transform) = transform {
-                return Err(TrainingError::Transform {
-                    tensor: name.to_owned(),
-                    transform: transform.clone(),
-                });
+                let transform = arena.text(*transform).unwrap_or("an unnamed form").to_owned();
+                let tensor = tensor.name.clone();
+                return Err(EntryError::Tensor(TrainingError::Transform { tensor, transform }));
             }
             let (file, range) = (*file, range.clone());
             tensor.pieces.push(TablePiece { start, counts, file, range });
@@ -197,50 +265,26 @@ impl DcpTable {
         }
         Ok(())
     }
+}
 
-    /// The locations of all pieces.
-    fn locations<'a>(
-        &mut self,
-        arena: &'a Arena,
-        top: NodeId,
-    ) -> Result<LocationsByName<'a>, &'static str> {
-        let entries = attribute(arena, top, "storage_data").and_then(|data| arena.entries(data));
-        let mut locations = LocationsByName::new();
-        for &(index, info) in entries.ok_or("it has no storage_data")? {
-            let text = |object, name| attribute(arena, object, name).and_then(|id| arena.text(id));
-            let count = |name| attribute(arena, info, name).and_then(|id| as_count(arena, id));
-            let name = text(index, "fqn").ok_or("an entry of storage_data has no name")?;
-            // Entries that are not tensors have no first steps.
-            let Some(start) = attribute(arena, index, "offset").and_then(|id| as_counts(arena, id))
-            else {
-                continue;
-            };
-            let file = text(info, "relative_path").ok_or("an entry of storage_data has no file")?;
-            let (offset, len) = count("offset")
-                .zip(count("length"))
-                .ok_or("an entry of storage_data has no range")?;
-            let end = offset.checked_add(len).ok_or("an entry of storage_data has no range")?;
-            let file = match self.file_numbers.get(file) {
-                Some(&number) => number,
-                None => {
-                    let number = self.files.len() as u32;
-                    self.file_numbers.insert(file.to_owned(), number);
-                    self.files.push(file.to_owned());
-                    number
-                }
-            };
-            let transforms = attribute(arena, info, "transform_descriptors");
-            let transform = transforms
-                .and_then(|names| arena.items(names))
-                .filter(|names| !names.is_empty())
-                .map(|names| arena.text(names[0]).unwrap_or("an unnamed form").to_owned());
-            let location = PieceLocation { file, range: offset..end, transform };
-            let pieces = locations.entry(name).or_default();
-            if pieces.insert(start.into(), location).is_some() {
-                return Err("storage_data has a piece twice");
-            }
+/// Why the entry of a tensor is refused.
+enum EntryError {
+    Malformed(&'static str),
+    Tensor(TrainingError),
+}
+
+impl From<&'static str> for EntryError {
+    fn from(what: &'static str) -> EntryError {
+        EntryError::Malformed(what)
+    }
+}
+
+impl EntryError {
+    fn into_error(self, malformed: impl Fn(&'static str) -> TrainingError) -> TrainingError {
+        match self {
+            EntryError::Malformed(what) => malformed(what),
+            EntryError::Tensor(error) => error,
         }
-        Ok(locations)
     }
 }
 
@@ -254,12 +298,60 @@ fn dtype_of(arena: &Arena, tensor: NodeId) -> Option<NodeId> {
     }
 }
 
-/// The keys that lead to a name. Whole numbers are positions in lists.
-fn key_texts(arena: &Arena, keys: NodeId) -> Vec<String> {
-    let keys = arena.items(keys).unwrap_or_default();
-    let text = |&key: &NodeId| match arena.text(key) {
-        Some(text) => text.to_owned(),
-        None => as_count(arena, key).map(|n| n.to_string()).unwrap_or_default(),
-    };
-    keys.iter().map(text).collect()
+/// The ends of the keys that lead to a name, in the name: torch joins them with dots. `None` if it is not so joined.
+fn key_ends(arena: &Arena, keys: NodeId, name: &str) -> Option<KeyEnds> {
+    let mut ends = KeyEnds::new();
+    let mut rest = name;
+    // A list of a million keys ends with the name: each key takes a part of it, or at least a dot.
+    for &key in arena.items(keys)? {
+        if !ends.is_empty() {
+            rest = rest.strip_prefix('.')?;
+        }
+        rest = match arena.text(key) {
+            Some(text) => rest.strip_prefix(text)?,
+            // Whole numbers are positions in lists.
+            None => rest.strip_prefix(&*as_count(arena, key)?.to_string())?,
+        };
+        ends.push((name.len() - rest.len()) as u32);
+    }
+    (rest.is_empty() && !ends.is_empty()).then_some(ends)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::checkpoint::torch::pickle::read_pickle;
+
+    use super::*;
+
+    /// The ends of the keys in a pickled tuple.
+    fn ends(pickle: &[u8], name: &str) -> Option<Vec<u32>> {
+        let (arena, top, _) = read_pickle(pickle, pickle.len() as u64).unwrap();
+        key_ends(&arena, top, name).map(|ends| ends.to_vec())
+    }
+
+    #[test]
+    fn keys_are_kept_only_if_they_make_the_name() {
+        let keys = b"\x80\x04(\x8c\x05modelK\x0b\x8c\x03a.wt.";
+        assert_eq!(ends(keys, "model.11.a.w"), Some(vec![5, 8, 12]));
+        for other in ["model.11.a.w2", "model.11.a", "model.1.a.w", "model11.a.w", "", "x"] {
+            assert_eq!(ends(keys, other), None, "{other}");
+        }
+        // An empty key is one, no key is none, and a number is no path.
+        assert_eq!(ends(b"\x80\x04\x8c\x00\x8c\x01w\x86.", ".w"), Some(vec![0, 2]));
+        assert_eq!(ends(b"\x80\x04).", ""), None);
+        assert_eq!(ends(b"\x80\x04K\x01.", "1"), None);
+    }
+
+    #[test]
+    fn a_long_path_that_tensors_share_takes_no_more_than_their_names() {
+        let mut pickle = b"\x80\x04(".to_vec();
+        pickle.extend(b"\x8c\x00".repeat(1_000_000));
+        pickle.extend(b"t.");
+        let started = std::time::Instant::now();
+        let (arena, top, _) = read_pickle(&pickle, pickle.len() as u64).unwrap();
+        for _ in 0..10_000 {
+            assert!(key_ends(&arena, top, "..........").is_none());
+        }
+        assert!(started.elapsed().as_secs() < 10);
+    }
 }

@@ -5,6 +5,7 @@
 
 mod states;
 mod universal;
+mod zero_files;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -27,16 +28,10 @@ use super::folder::{
 use crate::checkpoint::training_error::TrainingError;
 use states::{ModelStates, OptimStates};
 pub use universal::read_universal_folder;
+use zero_files::ZeroFiles;
 
 /// Bytes of a 32-bit weight.
 const WEIGHT_BYTES: u64 = 4;
-
-/// The files of a folder, each kind in the order of ranks.
-#[derive(Debug, Default)]
-struct ZeroFiles {
-    models: Vec<String>,
-    optims: Vec<String>,
-}
 
 /// The contents of a file.
 enum RankStates {
@@ -55,7 +50,7 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = in_folder(&folder);
     let files = ZeroFiles::from_names(names).and_then(ZeroFiles::require_both);
-    let ZeroFiles { models, optims } = files.map_err(error)?;
+    let ZeroFiles { models, optims, detached } = files.map_err(error)?;
     check_no_root_key(options).map_err(error)?;
     let all: Vec<(usize, &String)> = models.iter().chain(&optims).enumerate().collect();
     let read = |&(number, name): &(usize, &String)| {
@@ -75,6 +70,9 @@ pub fn read_folder(
         }
     }
     let run = ZeroRun::new(&model_states, &optim_states, &models, &optims).map_err(error)?;
+    if let Some(file) = detached.into_iter().next() {
+        return Err(error(file.into_error(optim_states.len() as u64)));
+    }
     let tensors = run.join().map_err(error)?;
     let files = model_states.iter().map(|states| &states.file);
     let files: Vec<&OpenFile> =
@@ -100,62 +98,6 @@ pub fn read_folder(
         refused: Vec::new(),
         options: options.clone(),
     })
-}
-
-impl ZeroFiles {
-    fn from_names(names: &[String]) -> Result<ZeroFiles, TrainingError> {
-        let unsupported = |what: String| TrainingError::Unsupported { what };
-        let mut ranked: Vec<(bool, u64, &String)> = Vec::new();
-        for name in names {
-            if name.starts_with("layer_") || name.starts_with("expert_") {
-                return Err(unsupported(format!("pipeline or expert parallelism ({name})")));
-            }
-            if number_after(name, "mp_rank_").is_some_and(|rank| rank > 0) {
-                return Err(unsupported(format!("tensor parallelism ({name})")));
-            }
-            let rank = number_after(name, "zero_pp_rank_");
-            if name.ends_with("_model_states.pt") {
-                ranked.push((false, rank.unwrap_or(0), name));
-            } else if let (true, Some(rank)) = (name.ends_with("_optim_states.pt"), rank) {
-                ranked.push((true, rank, name));
-            }
-        }
-        ranked.sort();
-        if let Some(pair) =
-            ranked.windows(2).find(|two| (two[0].0, two[0].1) == (two[1].0, two[1].1))
-        {
-            let (first, second) = (pair[0].2.clone(), pair[1].2.clone());
-            return Err(TrainingError::MixedSaves { first, second });
-        }
-        let of_kind = |is_optim| {
-            let files = ranked.iter().filter(move |file| file.0 == is_optim);
-            let files: Vec<(u64, &String)> = files.map(|file| (file.1, file.2)).collect();
-            let gap = (0..).zip(&files).find(|(n, (rank, _))| n != rank);
-            if let Some((missing, (rank, name))) = gap {
-                let name = name
-                    .replace(&format!("zero_pp_rank_{rank}_"), &format!("zero_pp_rank_{missing}_"));
-                return Err(TrainingError::MissingFile { name });
-            }
-            Ok(files.into_iter().map(|(_, name)| name.clone()).collect::<Vec<String>>())
-        };
-        Ok(ZeroFiles { models: of_kind(false)?, optims: of_kind(true)? })
-    }
-
-    /// Fails if there is no file of one of the kinds.
-    fn require_both(self) -> Result<ZeroFiles, TrainingError> {
-        let name = "zero_pp_rank_0_mp_rank_00_optim_states.pt";
-        match (self.models.is_empty(), self.optims.is_empty()) {
-            (true, _) => Err(TrainingError::no_model_states()),
-            (_, true) => Err(TrainingError::MissingFile { name: name.to_owned() }),
-            _ => Ok(self),
-        }
-    }
-}
-
-/// The number that follows a word in a name.
-fn number_after(name: &str, word: &str) -> Option<u64> {
-    let (_, rest) = name.split_once(word)?;
-    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// The states that all ranks saved.
@@ -195,6 +137,13 @@ impl<'a> ZeroRun<'a> {
             if states.step != model.step || states.groups != model.groups {
                 return Err(mixed(&model_names[0], name));
             }
+        }
+        // Steps whose gradients overflowed are counted by the model alone.
+        let optimizer_steps = first.step.as_ref().and_then(|step| step.count);
+        if let (Some(own), Some(all)) = (optimizer_steps, model.step)
+            && own > all
+        {
+            return Err(mixed(&model_names[0], &optim_names[0]));
         }
         let stage = first.stage;
         let rename =

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorBytes, TensorName};
+use crate::checkpoint::tensor::{Dtype, OriginId, Shape, Tensor, TensorBytes, TensorName};
 use crate::checkpoint::torch::pickle::{Arena, Node, NodeId};
 use crate::checkpoint::torch::{TorchError, TorchValues, as_count, as_counts, entry};
 use crate::checkpoint::training_error::TrainingError;
@@ -37,12 +37,41 @@ pub struct OptimStates {
     pub file: OpenFile,
     pub stage: u64,
     pub rank_count: u64,
-    /// The steps that the optimizer has taken: a number, or the bytes of one. `None` if it has taken none.
-    pub step: Option<Vec<u8>>,
+    /// The steps that the optimizer has taken. `None` if it has taken none.
+    pub step: Option<OptimizerStep>,
     /// The flat part of each group.
     pub groups: Vec<Tensor>,
     /// Values between the parameters of each group, where this version writes them.
     pub paddings: Option<Vec<Vec<u64>>>,
+}
+
+/// The steps that an optimizer has taken, as it keeps them: a number, or a tensor of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptimizerStep {
+    bytes: Vec<u8>,
+    /// The number, if it is whole and of a type that optimizers use.
+    pub count: Option<u64>,
+}
+
+impl OptimizerStep {
+    fn new(bytes: Vec<u8>, dtype: Dtype) -> OptimizerStep {
+        let from_float = |step: f64| {
+            let is_count = step.fract() == 0.0 && (0.0..9e15).contains(&step);
+            is_count.then_some(step as u64)
+        };
+        let count = match (dtype, &*bytes) {
+            (Dtype::F32, &[a, b, c, d]) => from_float(f32::from_le_bytes([a, b, c, d]).into()),
+            (Dtype::I32, &[a, b, c, d]) => u64::try_from(i32::from_le_bytes([a, b, c, d])).ok(),
+            (Dtype::F64, &[a, b, c, d, e, f, g, h]) => {
+                from_float(f64::from_le_bytes([a, b, c, d, e, f, g, h]))
+            }
+            (Dtype::I64, &[a, b, c, d, e, f, g, h]) => {
+                u64::try_from(i64::from_le_bytes([a, b, c, d, e, f, g, h])).ok()
+            }
+            _ => None,
+        };
+        OptimizerStep { bytes, count }
+    }
 }
 
 /// The values of one file, with its origin, and its name for errors.
@@ -59,7 +88,7 @@ impl<'a> StatesFile<'a> {
         origin: OriginId,
         name: &'a str,
     ) -> Result<StatesFile<'a>, RankFileError> {
-        Ok(StatesFile { file, values: TorchValues::read_zip(file)?, origin, name })
+        Ok(StatesFile { file, values: TorchValues::read(file)?, origin, name })
     }
 
     fn malformed(&self, what: &'static str) -> RankFileError {
@@ -254,7 +283,10 @@ const MAX_STEP_BYTES: u64 = 8;
 
 impl StatesFile<'_> {
     /// The steps that were taken for the first group. All ranks take them together.
-    fn optimizer_step(&mut self, optimizer: NodeId) -> Result<Option<Vec<u8>>, RankFileError> {
+    fn optimizer_step(
+        &mut self,
+        optimizer: NodeId,
+    ) -> Result<Option<OptimizerStep>, RankFileError> {
         let own = OPTIMIZER_KEYS.iter().find_map(|key| self.get(optimizer, key));
         let groups = own.and_then(|own| self.get(own, "state"));
         let first = groups.and_then(|groups| self.arena().entries(groups)?.first().copied());
@@ -262,17 +294,19 @@ impl StatesFile<'_> {
             return Ok(None);
         };
         if let Some(step) = as_count(self.arena(), step) {
-            return Ok(Some(step.to_le_bytes().to_vec()));
+            let bytes = step.to_le_bytes().to_vec();
+            return Ok(Some(OptimizerStep { bytes, count: Some(step) }));
         }
         // Other optimizers may keep anything there. Only numbers are compared.
         let Ok(tensor) = self.tensor("step", step) else { return Ok(None) };
+        let dtype = tensor.dtype;
         let TensorBytes::Run(run) = tensor.bytes else { return Ok(None) };
         if run.len > MAX_STEP_BYTES || run.origin != self.origin {
             return Ok(None);
         }
         let mut bytes = vec![0; run.len as usize];
         self.file.read_exact_at(&mut bytes, run.offset).map_err(TorchError::from)?;
-        Ok(Some(bytes))
+        Ok(Some(OptimizerStep::new(bytes, dtype)))
     }
 
     /// The tensors of a dictionary, in order. Other values are left out.

@@ -21,7 +21,8 @@ use crate::threads::parallel_map;
 
 use super::super::folder::{MAX_READER_THREADS, check_no_root_key, folder_path, in_folder};
 use super::states::{ModelStates, UniversalWeight};
-use super::{ZeroFiles, insert, join_frozen, value_count};
+use super::zero_files::ZeroFiles;
+use super::{insert, join_frozen, value_count};
 
 /// The file of the model that a folder of stage 3 must have.
 const FIRST_MODEL_NAME: &str = "zero_pp_rank_0_mp_rank_00_model_states.pt";
@@ -39,7 +40,10 @@ pub fn read_universal_folder(
     let (paths, states): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| parameter_of_path(name).is_some());
     let states: Vec<String> = states.into_iter().cloned().collect();
-    let ZeroFiles { models, .. } = ZeroFiles::from_names(&states).map_err(error)?;
+    let ZeroFiles { models, detached, .. } = ZeroFiles::from_names(&states).map_err(error)?;
+    if let Some(file) = detached.into_iter().next() {
+        return Err(error(TrainingError::MissingFile { name: file.missing }));
+    }
     check_no_root_key(options).map_err(error)?;
     if paths.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
