@@ -60,6 +60,8 @@ pub struct MountStats {
     pub cache: CacheStats,
     /// Counters of prefetched blocks.
     pub prefetch: PrefetchStats,
+    /// Counters of requests to the store that it shows.
+    pub store: StoreStats,
 }
 
 /// An error that programs got from a mount, and how often.
@@ -138,6 +140,18 @@ pub struct PrefetchStats {
     pub wasted: u64,
     /// Of these, blocks that an access trace named.
     pub replayed: u64,
+}
+
+/// Counters of requests to a store; zeros for a source on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreStats {
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Bytes that were received.
+    pub bytes: u64,
+    /// Requests that were sent again after a failure.
+    pub retries: u64,
 }
 
 impl MountStats {

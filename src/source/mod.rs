@@ -19,6 +19,7 @@ mod page_cache;
 mod read_at;
 #[cfg(feature = "remote")]
 mod remote;
+mod request_counters;
 mod root;
 mod settled;
 mod store;
@@ -37,10 +38,8 @@ pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 #[cfg(feature = "remote")]
-pub use remote::{
-    RemoteError, RemoteOptions, RequestCounters, remote_options, request_counters,
-    set_remote_options,
-};
+pub use remote::RemoteError;
+pub use request_counters::{RequestCounters, request_counters};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
 pub use store::{DirEntry, LinkPolicy, ResolvedPath};

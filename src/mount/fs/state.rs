@@ -11,9 +11,10 @@ use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
 use crate::cache::Cache;
 use crate::mount::error::MountError;
 use crate::mount::stats::{
-    CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
+    CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, StoreStats,
+    VirtualFileStats,
 };
-use crate::source::{FileKind, FileMetadata, SourceError};
+use crate::source::{self, FileKind, FileMetadata, SourceError};
 use crate::view::{View, ViewEntry, ViewError};
 
 use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
@@ -257,6 +258,7 @@ impl FilesystemState {
     pub fn stats(&self) -> MountStats {
         let counts = self.view.counts();
         let cache = self.cache.counters();
+        let store = source::request_counters();
         let start_time = self.start_time.duration_since(UNIX_EPOCH);
         MountStats {
             version: STATS_VERSION,
@@ -293,6 +295,11 @@ impl FilesystemState {
                 used: cache.prefetch_used,
                 wasted: cache.prefetch_wasted,
                 replayed: cache.replayed,
+            },
+            store: StoreStats {
+                requests: store.requests,
+                bytes: store.bytes,
+                retries: store.retries,
             },
         }
     }

@@ -8,13 +8,13 @@ use futures_util::future::try_join_all;
 
 use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
+use crate::source::request_counters::count_bytes;
 use crate::source::store::FileHandle;
 use crate::threads::lock;
 
 use super::error::{RemoteError, StoreFailure};
 use super::runtime::block_on;
 use super::store::RemoteStore;
-use super::transport::count_bytes;
 use super::version::ObjectVersion;
 
 /// Bytes of one request. Larger parts make a slow connection the last, smaller ones cost more requests.

@@ -20,5 +20,3 @@ mod version;
 
 pub use directory::RemoteDirectory;
 pub use error::RemoteError;
-pub use options::{RemoteOptions, remote_options, set_remote_options};
-pub use transport::{RequestCounters, request_counters};

@@ -1,6 +1,5 @@
-//! What a process allows and how long it waits: the same for all of its remote sources.
+//! What the user allows of remote sources, and how long they are waited for: stated by the environment.
 
-use std::sync::{OnceLock, RwLock};
 use std::time::Duration;
 
 /// How remote sources are reached.
@@ -24,9 +23,9 @@ const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The default of the longest outage: a server that restarts is back sooner.
 const DEFAULT_OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-impl Default for RemoteOptions {
+impl RemoteOptions {
     /// The options that the environment states.
-    fn default() -> Self {
+    pub fn from_environment() -> RemoteOptions {
         let is_set = |names: &[&str]| {
             let value = names.iter().find_map(|name| std::env::var(name).ok());
             value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes"))
@@ -43,20 +42,4 @@ impl Default for RemoteOptions {
             outage_timeout: seconds("CKPTFS_OUTAGE_TIMEOUT", DEFAULT_OUTAGE_TIMEOUT),
         }
     }
-}
-
-static OPTIONS: OnceLock<RwLock<RemoteOptions>> = OnceLock::new();
-
-fn options() -> &'static RwLock<RemoteOptions> {
-    OPTIONS.get_or_init(RwLock::default)
-}
-
-/// The options of this process.
-pub fn remote_options() -> RemoteOptions {
-    options().read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
-}
-
-/// Sets the options of this process, for stores that are opened from now on.
-pub fn set_remote_options(new: RemoteOptions) {
-    *options().write().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
 }

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::source::request_counters::count_retry;
+
 use super::error::{RemoteError, StoreFailure};
-use super::transport::count_retry;
 
 /// The first pause. Each further one is twice as long.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(100);

@@ -21,7 +21,7 @@ use crate::threads::lock;
 
 use super::credentials;
 use super::error::{RemoteError, StoreFailure};
-use super::options::{RemoteOptions, remote_options};
+use super::options::RemoteOptions;
 use super::retry::RetryBudget;
 use super::transport::Connector;
 use super::version::ObjectVersion;
@@ -98,19 +98,43 @@ struct StoreKey {
     host: String,
     endpoint: String,
     options: RemoteOptions,
+    /// Of the settings of the clouds in the environment: other credentials are another client.
+    settings: blake3::Hash,
     pid: u32,
+}
+
+/// How the settings begin that the clients find in the environment.
+const SETTING_PREFIXES: [&str; 5] = ["AWS_", "AZURE_", "GOOGLE_", "STORAGE_", "HOME"];
+
+fn hash_settings() -> blake3::Hash {
+    let mut settings: Vec<_> = std::env::vars_os()
+        .filter(|(name, _)| {
+            let name = name.to_string_lossy();
+            SETTING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        })
+        .collect();
+    settings.sort();
+    let mut hasher = blake3::Hasher::new();
+    for (name, value) in settings {
+        for part in [name, value] {
+            hasher.update(part.as_encoded_bytes());
+            hasher.update(&[0]);
+        }
+    }
+    hasher.finalize()
 }
 
 impl RemoteStore {
     /// The store of a URL. Stores are kept, with their connections.
     pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
-        let options = remote_options();
+        let options = RemoteOptions::from_environment();
         let key = StoreKey {
             kind: url.kind,
             scheme: url.scheme,
             host: url.host.clone(),
             endpoint: endpoint_of(url.kind),
             options: options.clone(),
+            settings: hash_settings(),
             pid: std::process::id(),
         };
         let known = lock(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());

@@ -4,7 +4,6 @@
 //! that only this machine or its network can reach.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +16,8 @@ use object_store::client::{
     HttpResponseBody, HttpService,
 };
 use reqwest::Url;
+
+use crate::source::request_counters::count_request;
 
 use super::error::{RemoteError, StoreFailure};
 
@@ -31,40 +32,6 @@ const MAX_IDLE_CONNECTIONS: usize = 64;
 
 /// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
 const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
-
-/// What all requests of this process added up to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequestCounters {
-    /// Requests that were sent.
-    pub requests: u64,
-    /// Bytes of bodies that were received.
-    pub bytes: u64,
-    /// Requests that were sent again after a failure.
-    pub retries: u64,
-}
-
-static REQUESTS: AtomicU64 = AtomicU64::new(0);
-static BYTES: AtomicU64 = AtomicU64::new(0);
-static RETRIES: AtomicU64 = AtomicU64::new(0);
-
-/// The counters of this process.
-pub fn request_counters() -> RequestCounters {
-    RequestCounters {
-        requests: REQUESTS.load(Ordering::Relaxed),
-        bytes: BYTES.load(Ordering::Relaxed),
-        retries: RETRIES.load(Ordering::Relaxed),
-    }
-}
-
-/// Counts bytes of a body.
-pub fn count_bytes(bytes: usize) {
-    BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
-}
-
-/// Counts a request that is sent again.
-pub fn count_retry() {
-    RETRIES.fetch_add(1, Ordering::Relaxed);
-}
 
 /// Why a request had no answer that its store could use.
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +160,7 @@ impl HttpService for Transport {
             if url.scheme() == "http" && !self.allow_http {
                 return Err(TransportError::PlainHttp.into());
             }
-            REQUESTS.fetch_add(1, Ordering::Relaxed);
+            count_request();
             let request = self
                 .client
                 .request(parts.method.clone(), url.clone())

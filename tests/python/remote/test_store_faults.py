@@ -74,6 +74,8 @@ def test_a_mount_lives_through_an_outage(mounts, store, models, impatient):
     store.fault()
     check_same(load_plain(path), load_file(folder / "pickled"))
     assert path.stat().st_size == size
+    stats = mount.stats()["store"]
+    assert stats["requests"] > 0 and stats["retries"] > 0 and stats["bytes"] >= size // 2
 
 
 @pytest.mark.parametrize("ignores_conditions", [False, True])

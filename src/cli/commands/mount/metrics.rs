@@ -99,7 +99,7 @@ async fn respond(stream: &mut TcpStream, status: &str, page: &str) -> io::Result
 
 /// The page. A value has a name without the prefix, a flag whether it is a counter, and a help text.
 fn render_page(stats: &MountStats) -> String {
-    let MountStats { virtual_files, memory, cache, prefetch, .. } = stats;
+    let MountStats { virtual_files, memory, cache, prefetch, store, .. } = stats;
     let values = [
         ("uptime_seconds", false, "Seconds since the mount was made", stats.uptime_s),
         ("served_bytes", true, "Bytes that reads returned", stats.bytes_served),
@@ -129,6 +129,9 @@ fn render_page(stats: &MountStats) -> String {
             "Blocks read ahead because a trace named them",
             prefetch.replayed,
         ),
+        ("store_requests", true, "Requests to the store", store.requests),
+        ("store_bytes", true, "Bytes that the store sent", store.bytes),
+        ("store_retries", true, "Requests to the store that were sent again", store.retries),
     ];
     let labels = format!(
         "{{mountpoint=\"{}\",source=\"{}\"}}",

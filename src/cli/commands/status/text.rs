@@ -77,6 +77,9 @@ impl Paragraph {
         if stats.prefetch.fetched > 0 {
             self.add_field("read ahead", &prefetch_text(stats));
         }
+        if stats.store.requests > 0 {
+            self.add_field("store", &store_text(stats));
+        }
         if let Some(log) = log_text(mount, &stats.log, *pid) {
             self.add_field("log", &log);
         }
@@ -141,6 +144,17 @@ fn prefetch_text(stats: &MountStats) -> String {
     format!("{used:.0}% used, {wasted:.0}% wasted{replayed}")
 }
 
+/// What was asked of a store.
+fn store_text(stats: &MountStats) -> String {
+    let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let requests = format_count(count(stats.store.requests), "request");
+    let retries = match stats.store.retries {
+        0 => String::new(),
+        retries => format!(", {retries} sent again"),
+    };
+    format!("{} in {requests}{retries}", format_bytes(stats.store.bytes))
+}
+
 /// Where a daemon logs, and how to read that; `None` if its program does not say.
 fn log_text(mount: &MountReport, log: &LogStats, pid: u32) -> Option<String> {
     match (&*log.target, &log.path) {
@@ -187,6 +201,7 @@ mod tests {
             MountStats { uptime_s: 90, reads: 300, errors: 6, pid: 7, ..MountStats::default() };
         stats.bytes_served = 2_200_000_000;
         (stats.virtual_files.known, stats.virtual_files.refused) = (3, 1);
+        (stats.store.requests, stats.store.bytes, stats.store.retries) = (9, 64_000_000, 2);
         (stats.prefetch.fetched, stats.prefetch.used, stats.prefetch.replayed) = (100, 90, 40);
         stats.log = LogStats { target: "file".to_owned(), path: Some("/var/log/x".into()) };
         stats.last_errors = vec![RecentError {
@@ -215,6 +230,7 @@ mod tests {
                  why
   cache          0 bytes of 0 bytes
   read ahead     90% used, 0% wasted, 40% remembered
+  store          64.0 MB in 9 requests, 2 sent again
   log            /var/log/x
   errors         6
     1m 15s ago, EIO, 6 times: /a/m.safetensors
