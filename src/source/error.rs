@@ -219,6 +219,19 @@ impl SourceError {
         }
     }
 
+    /// Whether nothing has that name.
+    #[cfg(feature = "remote")]
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, SourceError::Missing { .. })
+    }
+
+    /// Whether a store denies it.
+    #[cfg(feature = "remote")]
+    pub(super) fn is_denied_by_store(&self) -> bool {
+        use super::remote::RemoteError;
+        matches!(self, SourceError::Remote { error, .. } if matches!(**error, RemoteError::Denied { .. }))
+    }
+
     /// Whether this user is not permitted to do it.
     pub fn is_denied(&self) -> bool {
         matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)

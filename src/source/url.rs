@@ -59,6 +59,9 @@ pub enum UrlError {
     /// Bytes that are no text.
     #[error("the URL is not UTF-8")]
     NotText,
+    /// A name that no file can have.
+    #[error("the URL has an empty name between two slashes")]
+    EmptySegment,
     /// A segment that leads elsewhere.
     #[error("the URL has a segment `.` or `..`")]
     DotSegment,
@@ -77,7 +80,7 @@ impl UrlError {
             UrlError::NoHost => {
                 "give s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
             }
-            UrlError::NotText | UrlError::DotSegment => "check the URL",
+            UrlError::NotText | UrlError::DotSegment | UrlError::EmptySegment => "check the URL",
         }
     }
 }
@@ -86,13 +89,16 @@ impl UrlError {
 fn split_scheme(path: &Path) -> Option<(&'static str, StoreKind, &[u8])> {
     let bytes = path.as_os_str().as_encoded_bytes();
     SCHEMES.iter().find_map(|&(scheme, kind)| {
-        let rest = bytes.strip_prefix(scheme.as_bytes())?;
+        let (start, rest) = bytes.split_at_checked(scheme.len())?;
+        let rest = start.eq_ignore_ascii_case(scheme.as_bytes()).then_some(rest)?;
         // Python's paths have one slash where a URL has two.
         let rest = rest.strip_prefix(b":/")?;
         let rest = rest.strip_prefix(b"/").unwrap_or(rest);
         let host = rest.split(|&byte| byte == b'/').next().unwrap_or_default();
+        // A page of the hub is refused by name, unless it has a secret.
         let is_hub = HUB_HOSTS.iter().any(|hub| hub.as_bytes() == host);
-        (!is_hub).then_some((scheme, kind, rest))
+        let may_be_secret = rest.iter().any(|&byte| matches!(byte, b'?' | b'#'));
+        (!is_hub || may_be_secret).then_some((scheme, kind, rest))
     })
 }
 
@@ -114,7 +120,7 @@ impl SourceUrl {
         rest: &[u8],
     ) -> Result<SourceUrl, UrlError> {
         let rest = std::str::from_utf8(rest).map_err(|_| UrlError::NotText)?;
-        let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
         if host.contains('@') {
             return Err(UrlError::UserInfo);
         }
@@ -124,11 +130,14 @@ impl SourceUrl {
         if host.is_empty() {
             return Err(UrlError::NoHost);
         }
-        let segments: Vec<&str> = key.split('/').filter(|segment| !segment.is_empty()).collect();
-        if segments.iter().any(|segment| matches!(*segment, "." | "..")) {
+        let key = rest[host.len()..].trim_matches('/');
+        if key.split('/').any(|segment| matches!(segment, "." | "..")) {
             return Err(UrlError::DotSegment);
         }
-        Ok(SourceUrl { kind, scheme, host: host.to_owned(), key: segments.join("/") })
+        if key.contains("//") {
+            return Err(UrlError::EmptySegment);
+        }
+        Ok(SourceUrl { kind, scheme, host: host.to_owned(), key: key.to_owned() })
     }
 
     /// The URL as a path, in its usual form.
@@ -160,7 +169,8 @@ mod tests {
         let url = |text: &str| SourceUrl::parse(Path::new(text));
         for (text, form) in [
             ("s3://bucket/models/llama/", "s3://bucket/models/llama"),
-            ("s3:/bucket//a", "s3://bucket/a"),
+            ("s3:/bucket/a", "s3://bucket/a"),
+            ("HTTPS://host/a", "https://host/a"),
             ("gs://bucket", "gs://bucket"),
             ("https://host:8080/a%20b/c", "https://host:8080/a%20b/c"),
         ] {
@@ -183,7 +193,11 @@ mod tests {
         let error = |text: &str| SourceUrl::parse(Path::new(text)).unwrap().unwrap_err();
         assert_eq!(error("https://me:secret@host/a"), UrlError::UserInfo);
         assert_eq!(error("https://host/a?X-Amz-Signature=secret"), UrlError::Query);
+        assert_eq!(error("https://me@host?a=secret"), UrlError::UserInfo);
+        assert_eq!(error("https://host?a=b@c&d=secret"), UrlError::Query);
+        assert_eq!(error("https://hf.co/o/m/x.pt?token=secret"), UrlError::Query);
         assert_eq!(error("s3:///a"), UrlError::NoHost);
+        assert_eq!(error("s3://bucket/a//b"), UrlError::EmptySegment);
         assert_eq!(error("s3://bucket/a/../b"), UrlError::DotSegment);
         for error in [UrlError::UserInfo, UrlError::Query] {
             assert!(!error.to_string().contains("X-Amz") && !error.to_string().contains("me:"));

@@ -77,12 +77,7 @@ impl AwsProfile {
     fn read() -> Result<AwsProfile, RemoteError> {
         let named = std::env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
         let name = named.clone().unwrap_or_else(|| "default".to_owned());
-        let file = |variable: &str, usual: &str| {
-            let path = std::env::var_os(variable).map(PathBuf::from);
-            read_settings(&path.unwrap_or_else(|| home().join(usual)))
-        };
-        let config = file("AWS_CONFIG_FILE", ".aws/config");
-        let secrets = file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials");
+        let [config, secrets] = read_aws_files();
         let section = if name == "default" { name.clone() } else { format!("profile {name}") };
         let mut values = HashMap::new();
         let of_config = section_of(&config, &section);
@@ -118,6 +113,22 @@ impl AwsProfile {
             None => Ok(None),
         }
     }
+}
+
+/// The texts of `~/.aws/config` and `~/.aws/credentials`, or of the files that stand for them.
+fn read_aws_files() -> [String; 2] {
+    let file = |(variable, usual): (&str, &str)| {
+        let path = std::env::var_os(variable).map(PathBuf::from);
+        read_settings(&path.unwrap_or_else(|| home().join(usual)))
+    };
+    let files =
+        [("AWS_CONFIG_FILE", ".aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials")];
+    files.map(file)
+}
+
+/// Both texts in one: another text may be other credentials.
+pub fn aws_files() -> String {
+    read_aws_files().join("\0")
 }
 
 /// The text of a file of settings; empty if it cannot be read.

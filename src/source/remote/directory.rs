@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use object_store::ObjectMeta;
+
 use crate::source::error::SourceError;
 use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
@@ -51,17 +53,50 @@ impl RemoteDirectory {
 
     /// Whether the URL leads to a directory, and not to an object.
     pub fn is_directory(&self) -> Result<bool, SourceError> {
-        if !self.key.is_empty() {
-            match self.request("look at it", Path::new(""), |store, key| Box::pin(store.head(key)))
-            {
-                Ok(_) => return Ok(false),
-                Err(SourceError::Missing { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        let top = Path::new("");
+        if self.key.is_empty() {
+            return self.listing(top).map(|_| true);
         }
-        match self.listing(Path::new(""))?.entries.is_empty() && !self.key.is_empty() {
-            true => Err(SourceError::Missing { path: self.path.clone() }),
-            false => Ok(true),
+        match self.look_up(top)? {
+            StoreEntry::Object(_) => Ok(false),
+            StoreEntry::Directory => Ok(true),
+        }
+    }
+
+    /// Asks the store what a path leads to. An empty object with names beneath it marks a directory.
+    fn look_up(&self, inside: &Path) -> Result<StoreEntry, SourceError> {
+        let head = self.request("look at it", inside, |store, key| Box::pin(store.head(key)));
+        let error = match head {
+            Ok(meta) if meta.size > 0 => return self.object(inside, &meta),
+            Ok(meta) => match self.has_names(inside)? {
+                true => return Ok(StoreEntry::Directory),
+                false => return self.object(inside, &meta),
+            },
+            Err(error) => error,
+        };
+        // Credentials may list a directory and be denied to look for an object of its name.
+        match error.is_missing() || error.is_denied_by_store() {
+            true if self.has_names(inside)? => Ok(StoreEntry::Directory),
+            _ => Err(error),
+        }
+    }
+
+    fn object(&self, inside: &Path, meta: &ObjectMeta) -> Result<StoreEntry, SourceError> {
+        let version = ObjectVersion::new(meta).map_err(|error| {
+            remote_error(self.display_path(inside), "open it", StoreFailure::Permanent(error))
+        });
+        version.map(StoreEntry::Object)
+    }
+
+    /// Whether a directory has any names. A server without listings has none.
+    fn has_names(&self, inside: &Path) -> Result<bool, SourceError> {
+        match self.listing(inside) {
+            Ok(listing) => Ok(!listing.entries.is_empty()),
+            Err(error) if error.is_missing() || error.is_denied_by_store() => Ok(false),
+            Err(SourceError::Remote { error, .. }) if matches!(*error, RemoteError::NoListing) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -92,6 +127,7 @@ impl RemoteDirectory {
         let error = |failure| remote_error(self.display_path(inside), action, failure);
         let attempts = async {
             let store = self.store.of_this_process()?;
+            let _permit = store.permit().await;
             let mut budget = store.retry_budget();
             loop {
                 match send(&store, &key).await {
@@ -118,7 +154,9 @@ impl RemoteDirectory {
             directories.into_iter().map(|name| (name, StoreEntry::Directory)).collect();
         for (name, meta) in objects {
             // An object without a version is found out when it is opened.
-            if let Ok(version) = ObjectVersion::new(&meta) {
+            let Ok(version) = ObjectVersion::new(&meta) else { continue };
+            // An empty object of a directory's name marks that directory.
+            if version.size > 0 || !entries.contains_key(&name) {
                 entries.insert(name, StoreEntry::Object(version));
             }
         }
@@ -133,23 +171,36 @@ impl RemoteDirectory {
         let Some(name) = inside.file_name().and_then(|name| name.to_str()) else {
             return Ok(StoreEntry::Directory);
         };
-        let parent_key = self.key_of(parent)?;
-        let max_age = if may_be_old { Duration::MAX } else { LISTING_MAX_AGE };
-        if let Some(listing) = self.store.known_listing(&parent_key, max_age) {
-            let missing = || SourceError::Missing { path: self.display_path(inside) };
-            return listing.entries.get(name).cloned().ok_or_else(missing);
+        let known = self.store.known_listing(&self.key_of(parent)?, Duration::MAX);
+        let listing = match known {
+            // Where one name of a directory is asked for, others are too: one listing renews them all.
+            Some(_) if !may_be_old => self.listing(parent)?,
+            Some(listing) => listing,
+            None => return self.look_up(inside),
+        };
+        let missing = || SourceError::Missing { path: self.display_path(inside) };
+        listing.entries.get(name).cloned().ok_or_else(missing)
+    }
+
+    /// The state of a directory, which changes with its names.
+    fn directory_state(&self, inside: &Path, may_be_old: bool) -> Result<FileState, SourceError> {
+        let key = self.key_of(inside)?;
+        let listing = match may_be_old {
+            true => self.store.known_listing(&key, Duration::MAX),
+            false => Some(self.listing(inside)?),
+        };
+        let mut names = blake3::Hasher::new();
+        for (name, entry) in listing.iter().flat_map(|listing| &listing.entries) {
+            names.update(name.as_bytes());
+            names.update(&[0, u8::from(matches!(entry, StoreEntry::Directory))]);
         }
-        match self.request("look at it", inside, |store, key| Box::pin(store.head(key))) {
-            Ok(meta) => Ok(StoreEntry::Object(ObjectVersion::new(&meta).map_err(|error| {
-                let failure = StoreFailure::Permanent(error);
-                remote_error(self.display_path(inside), "open it", failure)
-            })?)),
-            Err(missing @ SourceError::Missing { .. }) => match self.listing(inside) {
-                Ok(listing) if !listing.entries.is_empty() => Ok(StoreEntry::Directory),
-                _ => Err(missing),
-            },
-            Err(error) => Err(error),
-        }
+        let [ino, names] = [blake3::hash(key.as_bytes()), names.finalize()].map(|hash| {
+            let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+            u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        });
+        let mtime = names.cast_signed();
+        let identity = FileIdentity { dev: self.store.id, ino, size: 0, mtime, mtime_nsec: 0 };
+        Ok(FileState { identity, ctime: 0, ctime_nsec: 0 })
     }
 }
 
@@ -174,18 +225,14 @@ impl SourceDirectory for RemoteDirectory {
 
     fn metadata(&self, inside: &Path, query: MetadataQuery) -> Result<FileMetadata, SourceError> {
         let key = self.key_of(inside)?;
-        match self.entry(inside, query == MetadataQuery::Cached)? {
+        let may_be_old = query == MetadataQuery::Cached;
+        match self.entry(inside, may_be_old)? {
             StoreEntry::Object(version) => {
                 let state = version.state(self.store.id, &key);
                 Ok(FileMetadata::of_remote(FileKind::File, state, version.modified()))
             }
             StoreEntry::Directory => {
-                let hash = blake3::hash(key.as_bytes());
-                let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
-                let ino = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-                let identity =
-                    FileIdentity { dev: self.store.id, ino, size: 0, mtime: 0, mtime_nsec: 0 };
-                let state = FileState { identity, ctime: 0, ctime_nsec: 0 };
+                let state = self.directory_state(inside, may_be_old)?;
                 Ok(FileMetadata::of_remote(FileKind::Directory, state, SystemTime::UNIX_EPOCH))
             }
         }
@@ -211,7 +258,7 @@ fn display_url(typed: &Path, error: &RemoteError) -> PathBuf {
     let rest = rest.trim_start_matches('/');
     let shown = match error {
         UrlError::UserInfo => {
-            let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
             let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
             format!("{scheme}://…@{host}")
         }

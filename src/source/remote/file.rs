@@ -40,8 +40,15 @@ pub struct RemoteFile {
     version: ObjectVersion,
     /// The URL for messages.
     path: PathBuf,
-    pages: Mutex<HashMap<u64, Arc<PageSlot>>>,
+    pages: Mutex<PageTable>,
     page_run: Mutex<PageRun>,
+}
+
+/// The pages of a file. A forked child begins anew: another thread may have been fetching one.
+#[derive(Debug, Default)]
+struct PageTable {
+    pid: u32,
+    slots: HashMap<u64, Arc<PageSlot>>,
 }
 
 /// The pages that were fetched last.
@@ -87,6 +94,7 @@ impl RemoteFile {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
         let store = self.store.of_this_process()?;
+        let _permit = store.permit().await;
         let mut budget = store.retry_budget();
         let mut reached = start;
         while reached < end {
@@ -166,13 +174,19 @@ impl RemoteFile {
 
     fn page_slot(&self, number: u64) -> Arc<PageSlot> {
         let mut pages = lock(&self.pages);
-        if pages.len() >= MAX_PAGE_COUNT && !pages.contains_key(&number) {
-            pages.clear();
+        let pid = std::process::id();
+        let is_full = pages.slots.len() >= MAX_PAGE_COUNT && !pages.slots.contains_key(&number);
+        if is_full || pages.pid != pid {
+            *pages = PageTable { pid, slots: HashMap::new() };
         }
-        Arc::clone(pages.entry(number).or_default())
+        Arc::clone(pages.slots.entry(number).or_default())
     }
 
     fn error(&self, failure: StoreFailure) -> SourceError {
+        if matches!(failure, StoreFailure::Changed | StoreFailure::Missing) {
+            // The next open asks anew.
+            self.store.forget_listing_of(&self.key);
+        }
         remote_error(self.path.clone(), "read it", failure)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::threads::lock;
+use crate::threads::{hold_forks, lock};
 
 /// Threads for sockets and encryption. Bytes are copied to their place by the reader's own thread.
 const THREAD_COUNT: usize = 2;
@@ -22,6 +22,7 @@ fn runtime() -> io::Result<Arc<Runtime>> {
     {
         return Ok(Arc::clone(runtime));
     }
+    let _guard = hold_forks();
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREAD_COUNT)
         .thread_name("ckptfs-net")

@@ -58,10 +58,9 @@ impl std::fmt::Debug for RemoteStore {
     }
 }
 
-/// The body of an answer, which holds its place among the requests in flight.
-pub struct ObjectBody<'a> {
+/// The body of an answer.
+pub struct ObjectBody {
     pub stream: BoxStream<'static, object_store::Result<bytes::Bytes>>,
-    _permit: SemaphorePermit<'a>,
 }
 
 /// What a directory has: objects with their versions, and directories.
@@ -115,6 +114,7 @@ fn hash_settings() -> blake3::Hash {
         .collect();
     settings.sort();
     let mut hasher = blake3::Hasher::new();
+    hasher.update(credentials::aws_files().as_bytes());
     for (name, value) in settings {
         for part in [name, value] {
             hasher.update(part.as_encoded_bytes());
@@ -173,6 +173,12 @@ impl RemoteStore {
         known.filter(|listing| listing.taken_at.elapsed() < max_age)
     }
 
+    /// Forgets the listing that has an object of a key.
+    pub fn forget_listing_of(&self, key: &str) {
+        let parent = key.rsplit_once('/').map_or("", |(parent, _)| parent);
+        lock(&self.listings).remove(parent);
+    }
+
     /// Keeps the listing of a directory.
     pub fn remember_listing(&self, key: String, listing: Arc<StoreListing>) {
         let mut listings = lock(&self.listings);
@@ -207,14 +213,14 @@ impl RemoteStore {
         answer
     }
 
-    async fn permit(&self) -> SemaphorePermit<'_> {
+    /// The right to have a request in flight. Waiting for it is no outage.
+    pub async fn permit(&self) -> SemaphorePermit<'_> {
         self.in_flight.acquire().await.expect("it is never closed")
     }
 
     /// The metadata of an object.
     pub async fn head(&self, key: &str) -> Result<ObjectMeta, StoreFailure> {
         let path = self.object_path(key)?;
-        let _permit = self.permit().await;
         let options = GetOptions { head: true, ..GetOptions::default() };
         Ok(self.answered(self.client.get_opts(&path, options).await)?.meta)
     }
@@ -225,9 +231,8 @@ impl RemoteStore {
         key: &str,
         version: &ObjectVersion,
         range: Range<u64>,
-    ) -> Result<ObjectBody<'_>, StoreFailure> {
+    ) -> Result<ObjectBody, StoreFailure> {
         let path = self.object_path(key)?;
-        let permit = self.permit().await;
         let options = GetOptions {
             if_match: version.if_match(),
             range: Some(GetRange::Bounded(range.clone())),
@@ -241,13 +246,12 @@ impl RemoteStore {
         if answer.range != range {
             return Err(StoreFailure::Permanent(RemoteError::NoRanges));
         }
-        Ok(ObjectBody { stream: answer.into_stream(), _permit: permit })
+        Ok(ObjectBody { stream: answer.into_stream() })
     }
 
     /// The names directly in a directory.
     pub async fn list(&self, prefix: &str) -> Result<ListedNames, StoreFailure> {
         let path = self.object_path(prefix)?;
-        let _permit = self.permit().await;
         let no_listing = |failure| match (self.kind, failure) {
             (StoreKind::Http, StoreFailure::Permanent(RemoteError::Other { .. })) => {
                 StoreFailure::Permanent(RemoteError::NoListing)
@@ -261,7 +265,9 @@ impl RemoteStore {
             return Err(StoreFailure::Permanent(error));
         }
         let name = |path: &ObjectPath| path.filename().map(str::to_owned);
-        let objects = listed.objects.into_iter();
+        // Not the object that marks the directory itself.
+        let is_inside = |meta: &ObjectMeta| meta.location.as_ref().len() > path.as_ref().len();
+        let objects = listed.objects.into_iter().filter(is_inside);
         Ok(ListedNames {
             objects: objects.filter_map(|meta| Some((name(&meta.location)?, meta))).collect(),
             directories: listed.common_prefixes.iter().filter_map(name).collect(),
@@ -291,8 +297,7 @@ fn build_client(
     url: &SourceUrl,
     options: &RemoteOptions,
 ) -> Result<Box<dyn ObjectStore>, RemoteError> {
-    let connector =
-        Connector { allow_http: options.allow_http, stall_timeout: options.stall_timeout };
+    let connector = Connector { options: options.clone() };
     // Messages of the builders name settings, and no secret.
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
     let text = |allow: bool| if allow { "true" } else { "false" };
@@ -351,7 +356,7 @@ fn build_client(
     })
 }
 
-impl ObjectBody<'_> {
+impl ObjectBody {
     /// The next bytes; `None` at the end of the body.
     pub async fn next(&mut self) -> Option<Result<bytes::Bytes, StoreFailure>> {
         Some(self.stream.next().await?.map_err(StoreFailure::from))

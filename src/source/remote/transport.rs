@@ -7,9 +7,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{AUTHORIZATION, COOKIE, HOST, LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER};
+use http::header::{
+    AUTHORIZATION, COOKIE, HOST, LOCATION, PROXY_AUTHORIZATION, RANGE, RETRY_AFTER,
+};
 use http::{HeaderMap, Method, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -20,6 +22,7 @@ use reqwest::Url;
 use crate::source::request_counters::count_request;
 
 use super::error::{RemoteError, StoreFailure};
+use super::options::RemoteOptions;
 
 /// Redirects that one request follows.
 const MAX_REDIRECT_COUNT: usize = 5;
@@ -29,6 +32,13 @@ const MAX_RETRY_AFTER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Connections that are kept to each host: as many as parts are read at once.
 const MAX_IDLE_CONNECTIONS: usize = 64;
+
+/// The longest answer that is no part of an object: a thousand names take less than a MiB.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// Variables by which a container says where its credentials are.
+const CONTAINER_VARIABLES: [&str; 2] =
+    ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
 
 /// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
 const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
@@ -45,6 +55,9 @@ pub enum TransportError {
     /// The address is not encrypted.
     #[error("the address is not encrypted")]
     PlainHttp,
+    /// A metadata server, which the user has not allowed.
+    #[error("no metadata server is asked: CKPTFS_INSTANCE_METADATA=1 allows it")]
+    Metadata,
     /// A redirect that is not followed.
     #[error("a redirect to {host} is not followed")]
     Redirect { host: String, why: &'static str },
@@ -67,7 +80,7 @@ impl TransportError {
                 let host = host.clone();
                 StoreFailure::Permanent(RemoteError::Redirect { host, why })
             }
-            TransportError::OtherRegion(_) => {
+            TransportError::OtherRegion(_) | TransportError::Metadata => {
                 StoreFailure::Permanent(RemoteError::Other { message: self.to_string() })
             }
         }
@@ -98,8 +111,7 @@ fn connection_error(error: &reqwest::Error) -> TransportError {
 /// Makes the HTTP clients of stores.
 #[derive(Debug)]
 pub struct Connector {
-    pub allow_http: bool,
-    pub stall_timeout: Duration,
+    pub options: RemoteOptions,
 }
 
 impl HttpConnector for Connector {
@@ -110,11 +122,13 @@ impl HttpConnector for Connector {
         };
         // A metadata server has no encryption: the client of its credentials says so.
         let allows = object_store::ClientConfigKey::AllowHttp;
-        let allow_http = self.allow_http
+        let allow_http = self.options.allow_http
             || options.get_config_value(&allows).is_some_and(|value| value == "true");
-        let stall_timeout = self.stall_timeout;
+        let stall_timeout = self.options.stall_timeout;
         let client = http_client(stall_timeout).map_err(generic)?;
-        Ok(HttpClient::new(Transport { client, allow_http, stall_timeout }))
+        let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
+        let allow_metadata = self.options.instance_metadata || is_container;
+        Ok(HttpClient::new(Transport { client, allow_http, allow_metadata, stall_timeout }))
     }
 }
 
@@ -125,6 +139,7 @@ fn http_client(stall_timeout: Duration) -> reqwest::Result<reqwest::Client> {
         .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(stall_timeout)
+        .read_timeout(stall_timeout)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .http1_only();
     let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
@@ -143,6 +158,8 @@ fn http_client(stall_timeout: Duration) -> reqwest::Result<reqwest::Client> {
 struct Transport {
     client: reqwest::Client,
     allow_http: bool,
+    /// Whether metadata servers may be asked: on a foreign network, such an address belongs to anybody.
+    allow_metadata: bool,
     stall_timeout: Duration,
 }
 
@@ -160,6 +177,9 @@ impl HttpService for Transport {
             if url.scheme() == "http" && !self.allow_http {
                 return Err(TransportError::PlainHttp.into());
             }
+            if !self.allow_metadata && is_link_local(&url) {
+                return Err(TransportError::Metadata.into());
+            }
             count_request();
             let request = self
                 .client
@@ -172,9 +192,13 @@ impl HttpService for Transport {
                 .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
                 .map_err(|error| connection_error(&error))?;
             let status = answer.status();
+            let is_final = matches!(
+                status,
+                StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED
+            );
             if status == StatusCode::TOO_MANY_REQUESTS
                 || status == StatusCode::REQUEST_TIMEOUT
-                || status.is_server_error()
+                || status.is_server_error() && !is_final
             {
                 let retry_after = retry_after(answer.headers());
                 return Err(TransportError::Busy { status, retry_after }.into());
@@ -197,7 +221,18 @@ impl HttpService for Transport {
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
             let body = body.map_err(|error| HttpError::from(connection_error(&error)));
-            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
+            let body = match headers.contains_key(RANGE) {
+                true => HttpResponseBody::new(body),
+                // A listing, or why not.
+                false => {
+                    HttpResponseBody::new(Limited::new(body, MAX_ANSWER_BYTES).map_err(|_| {
+                        HttpError::from(TransportError::Connection(
+                            "the answer broke or is too long".to_owned(),
+                        ))
+                    }))
+                }
+            };
+            return Ok(HttpResponse::from_parts(parts, body));
         }
         let host = url.host_str().unwrap_or_default().to_owned();
         Err(TransportError::Redirect { host, why: "again and again" }.into())
@@ -251,8 +286,7 @@ async fn check_redirect(from: &Url, to: &Url) -> Result<(), TransportError> {
     }
 }
 
-/// Whether a URL's host has an address that only this machine or its network can reach. A name without an address has
-/// none: connecting to it fails.
+/// Whether a URL's host has an address that only this machine or its network can reach.
 async fn has_private_address(url: &Url) -> bool {
     let Some(host) = url.host_str() else { return false };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -262,6 +296,17 @@ async fn has_private_address(url: &Url) -> bool {
     let port = url.port_or_known_default().unwrap_or(0);
     match tokio::net::lookup_host((host, port)).await {
         Ok(mut addresses) => addresses.any(|address| is_private(address.ip())),
+        // An unknown name is not trusted.
+        Err(_) => true,
+    }
+}
+
+/// Whether a URL has the address of a metadata server, or another that only the next network cable knows.
+fn is_link_local(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    match host.trim_start_matches('[').trim_end_matches(']').parse() {
+        Ok(IpAddr::V4(v4)) => v4.is_link_local(),
+        Ok(IpAddr::V6(v6)) => v6.is_unicast_link_local(),
         Err(_) => false,
     }
 }

@@ -32,6 +32,11 @@ impl ObjectVersion {
             modified: meta.last_modified.timestamp(),
             size: meta.size,
         };
+        if i64::try_from(version.size).is_err() {
+            return Err(RemoteError::Other {
+                message: "the store states an impossible size".into(),
+            });
+        }
         match version.etag.is_some() || version.modified != 0 {
             true => Ok(version),
             false => Err(RemoteError::NoVersion),
@@ -65,14 +70,16 @@ impl ObjectVersion {
             None => hasher.update(&self.modified.to_le_bytes()),
         };
         let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+        // Some servers round times differently in listings.
+        let time = if self.etag.is_some() { 0 } else { self.modified };
         let identity = FileIdentity {
             dev: store,
             ino: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             size: self.size,
-            mtime: self.modified,
+            mtime: time,
             mtime_nsec: 0,
         };
-        FileState { identity, ctime: self.modified, ctime_nsec: 0 }
+        FileState { identity, ctime: time, ctime_nsec: 0 }
     }
 
     /// The time of the last write.

@@ -19,7 +19,6 @@ from ckptfs import SafetensorError, deserialize, errors, safe_open
 from ckptfs.numpy import load_file as load_numpy
 from ckptfs.torch import load_file
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from compare import check_export
 from mounts import until
@@ -119,14 +118,6 @@ def dcp_of_two_models(path):
     dcp_folder(path, {"actor": dict(WEIGHTS), "critic": dict(WEIGHTS)})
 
 
-def dcp_safetensors_without_a_rank(path):
-    index = dict.fromkeys(WEIGHTS, 1)
-    writer = HuggingFaceStorageWriter(str(path), fqn_to_index_mapping=index, save_distributed=True)
-    dcp.save(dict(WEIGHTS), storage_writer=writer, no_dist=True)
-    (file,) = path.iterdir()
-    file.rename(path / file.name.replace("shard-00001", "shard-00002"))
-
-
 def folder_of(**files):
     def write(path):
         path.mkdir()
@@ -144,9 +135,6 @@ FOLDERS = {
     "dcp-unfinished": (unfinished_dcp, "the save did not end: .metadata is missing", "another step"),
     "dcp-of-an-optimizer": (dcp_of_an_optimizer, "training state (`optimizer`)", "--root optimizer"),
     "dcp-of-two-models": (dcp_of_two_models, "unclear which of its dictionaries is the model", "--root actor"),
-    "dcp-safetensors": (
-        dcp_safetensors_without_a_rank, "the file of a rank is missing", "fetch {path}/shard-00001-model-00001-of-00001"
-    ),
     "deepspeed": (
         folder_of(mp_rank_00_model_states=STATES, bf16_zero_pp_rank_0_mp_rank_00_optim_states={"a": 1}),
         "is not as DeepSpeed writes it", "fetch the folder again",
@@ -235,7 +223,7 @@ def test_a_folder_is_told_by_what_it_is(ckptfs, tmp_path, kind):
     check_told(ckptfs, path, path, says, remedy)
 
 
-@pytest.mark.parametrize("kind", ["dcp-unfinished", "deepspeed", "dcp-safetensors"])
+@pytest.mark.parametrize("kind", ["dcp-unfinished", "deepspeed"])
 def test_a_mount_says_the_same_in_its_log(ckptfs, tmp_path, mounts, kind):
     make, says, _ = FOLDERS[kind]
     source = tmp_path / "runs"
