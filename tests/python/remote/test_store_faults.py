@@ -168,7 +168,10 @@ def test_a_secret_is_shown_nowhere(ckptfs, mounts, store, models, impatient):
     for command in (["status"], ["status", "--json"], ["inspect", f"{url}/pickled"], ["ls", "-r", url]):
         done = subprocess.run([find_binary(), *command], capture_output=True, text=True, timeout=60)
         texts += [done.stdout, done.stderr]
-    for secret_url in (f"s3://me:{SECRET}@bucket/x", f"https://127.0.0.1/x?signature={SECRET}"):
+    for secret_url in (
+        f"s3://me:{SECRET}@bucket/x", f"https://127.0.0.1/x?signature={SECRET}", f"HTTPS://me@127.0.0.1?{SECRET}",
+        f"https://huggingface.co/org/name/x.pt?token={SECRET}",
+    ):
         refused = ckptfs("inspect", secret_url)
         assert refused.code == FAILED and "what to do: leave" in refused.stderr
         texts.append(refused.stderr)

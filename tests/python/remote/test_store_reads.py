@@ -132,3 +132,34 @@ def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_pat
         store.put("changing/model.safetensors", save(second))
         until("the new version is shown", lambda: torch.equal(load_plain(path)["a"], second["a"]))
     check_same(load_file("s3://bucket/changing"), second)
+
+
+def test_a_mount_shows_what_comes_and_goes(mounts, store):
+    from mounts import until
+    from safetensors.torch import save
+
+    import torch
+
+    store.put("growing/step-1/model.safetensors", save({"a": torch.ones(3)}))
+    mount = mounts("s3://bucket/growing")
+    assert os.listdir(mount.point) == ["step-1"]
+    store.put("growing/step-2/model.safetensors", save({"a": torch.ones(4)}))
+    until("the new step is shown", lambda: sorted(os.listdir(mount.point)) == ["step-1", "step-2"])
+    assert load_plain(mount / "step-2/model.safetensors")["a"].shape == (4,)
+    store.delete("growing/step-1/model.safetensors")
+    until("the old step is gone", lambda: os.listdir(mount.point) == ["step-2"])
+
+
+def test_objects_that_mark_directories_are_no_files(ckptfs, mounts, store):
+    from safetensors.torch import save
+
+    import torch
+
+    for marker in ("marked/", "marked/inner/", "marked/inner"):
+        store.put(marker, b"")
+    store.put("marked/inner/model.safetensors", save({"a": torch.ones(3)}))
+    listings = ckptfs("ls", "-r", "--json", "s3://bucket/marked").json()
+    names = {one["path"]: [entry["name"] for entry in one["entries"]] for one in listings}
+    assert names == {"": ["inner"], "inner": ["model.safetensors"]}
+    assert load_file("s3://bucket/marked/inner")["a"].tolist() == [1, 1, 1]
+    assert load_plain(mounts("s3://bucket/marked") / "inner/model.safetensors")["a"].tolist() == [1, 1, 1]
