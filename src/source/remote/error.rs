@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::transport::TransportError;
+use http::StatusCode;
+use object_store::client::{HttpError, HttpErrorKind};
 
 /// A failure of a store, a server or the way to it. No message has a credential.
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +148,57 @@ impl StoreFailure {
     /// A failure of which the same request may succeed later.
     pub fn transient(message: impl Into<String>) -> StoreFailure {
         StoreFailure::Transient { message: message.into(), retry_after: None }
+    }
+}
+
+/// Why a request had no answer that its store could use.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The server is overloaded, or failed.
+    #[error("HTTP {status}")]
+    Busy { status: StatusCode, retry_after: Option<Duration> },
+    /// The connection failed or broke.
+    #[error("{0}")]
+    Connection(String),
+    /// The address is not encrypted.
+    #[error("the address is not encrypted")]
+    PlainHttp,
+    /// A metadata server, which the user has not allowed.
+    #[error("no metadata server is asked: CKPTFS_INSTANCE_METADATA=1 allows it")]
+    Metadata,
+    /// A redirect that is not followed.
+    #[error("a redirect to {host} is not followed")]
+    Redirect { host: String, why: &'static str },
+    /// The bucket is in another region.
+    #[error("the bucket is in the region {0}: set AWS_REGION={0}")]
+    OtherRegion(String),
+}
+
+impl TransportError {
+    /// What is to be done about it.
+    pub fn to_failure(&self) -> StoreFailure {
+        match self {
+            TransportError::Busy { status, retry_after } => StoreFailure::Transient {
+                message: format!("HTTP {status}"),
+                retry_after: *retry_after,
+            },
+            TransportError::Connection(message) => StoreFailure::transient(message),
+            TransportError::PlainHttp => StoreFailure::Permanent(RemoteError::PlainHttp),
+            TransportError::Redirect { host, why } => {
+                let host = host.clone();
+                StoreFailure::Permanent(RemoteError::Redirect { host, why })
+            }
+            TransportError::OtherRegion(_) | TransportError::Metadata => {
+                StoreFailure::Permanent(RemoteError::Other { message: self.to_string() })
+            }
+        }
+    }
+}
+
+impl From<TransportError> for HttpError {
+    fn from(error: TransportError) -> HttpError {
+        // The store's client must not retry by itself: reads are resumed where they broke.
+        HttpError::new(HttpErrorKind::Unknown, error)
     }
 }
 

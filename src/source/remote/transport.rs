@@ -14,14 +14,13 @@ use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-    HttpResponseBody, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use reqwest::Url;
 
 use crate::source::request_counters::count_request;
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::TransportError;
 use super::options::RemoteOptions;
 
 /// Redirects that one request follows.
@@ -42,57 +41,6 @@ const CONTAINER_VARIABLES: [&str; 2] =
 
 /// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
 const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
-
-/// Why a request had no answer that its store could use.
-#[derive(Debug, thiserror::Error)]
-pub enum TransportError {
-    /// The server is overloaded, or failed.
-    #[error("HTTP {status}")]
-    Busy { status: StatusCode, retry_after: Option<Duration> },
-    /// The connection failed or broke.
-    #[error("{0}")]
-    Connection(String),
-    /// The address is not encrypted.
-    #[error("the address is not encrypted")]
-    PlainHttp,
-    /// A metadata server, which the user has not allowed.
-    #[error("no metadata server is asked: CKPTFS_INSTANCE_METADATA=1 allows it")]
-    Metadata,
-    /// A redirect that is not followed.
-    #[error("a redirect to {host} is not followed")]
-    Redirect { host: String, why: &'static str },
-    /// The bucket is in another region.
-    #[error("the bucket is in the region {0}: set AWS_REGION={0}")]
-    OtherRegion(String),
-}
-
-impl TransportError {
-    /// What is to be done about it.
-    pub fn to_failure(&self) -> StoreFailure {
-        match self {
-            TransportError::Busy { status, retry_after } => StoreFailure::Transient {
-                message: format!("HTTP {status}"),
-                retry_after: *retry_after,
-            },
-            TransportError::Connection(message) => StoreFailure::transient(message),
-            TransportError::PlainHttp => StoreFailure::Permanent(RemoteError::PlainHttp),
-            TransportError::Redirect { host, why } => {
-                let host = host.clone();
-                StoreFailure::Permanent(RemoteError::Redirect { host, why })
-            }
-            TransportError::OtherRegion(_) | TransportError::Metadata => {
-                StoreFailure::Permanent(RemoteError::Other { message: self.to_string() })
-            }
-        }
-    }
-}
-
-impl From<TransportError> for HttpError {
-    fn from(error: TransportError) -> HttpError {
-        // The store's client must not retry by itself: reads are resumed where they broke.
-        HttpError::new(HttpErrorKind::Unknown, error)
-    }
-}
 
 fn connection_error(error: &reqwest::Error) -> TransportError {
     // The innermost error says it shortest, and has no URL.
