@@ -11,6 +11,7 @@ use super::error::{CommandError, EXIT_USAGE, ErrorFormat};
 use super::help_text;
 #[cfg(feature = "mount")]
 use super::option_values;
+use super::store_args::StoreArgs;
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 #[derive(Debug, Parser)]
@@ -58,6 +59,23 @@ impl Command {
             Command::Completions(_) | Command::Man(_) => false,
         })
     }
+
+    /// The options of object stores, if the command takes a source.
+    pub fn store_args(&self) -> Option<&StoreArgs> {
+        match self {
+            Command::Ls(args) => Some(&args.store_args),
+            Command::Inspect(args) => Some(&args.store_args),
+            Command::Export(args) => Some(&args.store_args),
+            Command::Verify(args) => Some(&args.store_args),
+            #[cfg(feature = "mount")]
+            Command::Mount(args) => Some(&args.store_args),
+            #[cfg(feature = "mount")]
+            Command::Doctor(args) => Some(&args.store_args),
+            #[cfg(feature = "mount")]
+            Command::Unmount(_) | Command::Status(_) => None,
+            Command::Completions(_) | Command::Man(_) => None,
+        }
+    }
 }
 
 /// List what a mount would show, without mounting
@@ -75,6 +93,8 @@ pub struct LsArgs {
     pub recursive: bool,
     #[command(flatten)]
     pub view_args: ViewArgs,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// What a view shows, and how its checkpoints are parsed.
@@ -115,6 +135,8 @@ pub struct InspectArgs {
     /// List every tensor with type and shape
     #[arg(long)]
     pub tensors: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// Write a checkpoint as a real .safetensors file
@@ -136,6 +158,8 @@ pub struct ExportArgs {
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// Read every byte of a checkpoint, or compare it with another
@@ -153,6 +177,8 @@ pub struct VerifyArgs {
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// How checkpoints are parsed.
@@ -237,6 +263,8 @@ pub struct MountArgs {
     /// Long options as one list: allow_other,memory=2G
     #[arg(short = 'o', value_name = "OPTION,...", action = clap::ArgAction::Append)]
     pub options: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// Unmount, and wait for the daemon to end
@@ -275,6 +303,8 @@ pub struct DoctorArgs {
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
 }
 
 /// Print shell completions

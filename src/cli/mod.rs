@@ -5,7 +5,7 @@
 
 mod args;
 mod commands;
-#[cfg(all(test, feature = "mount"))]
+#[cfg(all(test, feature = "mount", feature = "remote"))]
 mod documented_options_tests;
 mod each_path;
 mod error;
@@ -18,6 +18,7 @@ mod progress;
 pub(crate) mod python_commands;
 #[cfg(feature = "mount")]
 pub(crate) mod sizes;
+mod store_args;
 mod stuck_path_check;
 mod terminal_text;
 pub(crate) mod usage_error;
@@ -66,6 +67,9 @@ pub fn run(words: Vec<OsString>) -> u8 {
     };
     if args.quiet {
         output::set_quiet();
+    }
+    if let Some(args) = args.command.store_args() {
+        args.apply();
     }
     // A set of a thousand shards needs a thousand files. If this fails, too many open files are an error of their own.
     raise_file_limit();

@@ -38,7 +38,10 @@ pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 #[cfg(feature = "remote")]
-pub use remote::RemoteError;
+pub use remote::{
+    CONNECTIONS_RANGE, RemoteError, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
+    set_remote_options,
+};
 pub use request_counters::{RequestCounters, request_counters};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};

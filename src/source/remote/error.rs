@@ -11,6 +11,16 @@ pub enum RemoteError {
     /// The URL itself is refused.
     #[error(transparent)]
     Url(#[from] crate::source::UrlError),
+    /// A variable of the environment means nothing.
+    #[error("{name} is {value:?}, and must be {expected}")]
+    Setting {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The values that it can have.
+        expected: String,
+    },
     /// There are no credentials.
     #[error("no credentials for {store} were found")]
     NoCredentials {
@@ -85,14 +95,15 @@ impl RemoteError {
     pub fn remedy(&self) -> &'static str {
         match self {
             RemoteError::Url(error) => error.remedy(),
+            RemoteError::Setting { .. } => "set the variable to such a value, or unset it",
             RemoteError::NoCredentials { store: "S3" } => {
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket --anonymous (CKPTFS_ANONYMOUS=1); on a machine of the cloud --instance-metadata (CKPTFS_INSTANCE_METADATA=1)"
             }
             RemoteError::NoCredentials { store: "Azure" } => {
-                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; for a public container CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; for a public container --anonymous (CKPTFS_ANONYMOUS=1); on a machine of the cloud --instance-metadata (CKPTFS_INSTANCE_METADATA=1)"
             }
             RemoteError::NoCredentials { .. } => {
-                "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; for a public bucket CKPTFS_ANONYMOUS=1; on a machine of the cloud CKPTFS_INSTANCE_METADATA=1"
+                "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; for a public bucket --anonymous (CKPTFS_ANONYMOUS=1); on a machine of the cloud --instance-metadata (CKPTFS_INSTANCE_METADATA=1)"
             }
             RemoteError::BadCredentials { .. } => {
                 "log in again, or set other credentials in the environment"
@@ -100,7 +111,9 @@ impl RemoteError {
             RemoteError::Denied { .. } => {
                 "check that these credentials may read it, and the region or the endpoint of the store"
             }
-            RemoteError::PlainHttp => "use https://, or allow it with CKPTFS_ALLOW_HTTP=1",
+            RemoteError::PlainHttp => {
+                "use https://, or allow it: --allow-http (CKPTFS_ALLOW_HTTP=1)"
+            }
             RemoteError::Redirect { .. } => {
                 "give the address that it redirects to, if you trust it"
             }
@@ -109,7 +122,7 @@ impl RemoteError {
             RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
             RemoteError::TooManyNames { .. } => "give a directory further down",
             RemoteError::Outage { .. } => {
-                "check the network and the server; to wait longer, set CKPTFS_OUTAGE_TIMEOUT (seconds)"
+                "check the network and the server; to wait longer: --outage-timeout SECONDS (CKPTFS_OUTAGE_TIMEOUT)"
             }
             RemoteError::Other { .. } => {
                 "check the URL, and the region or the endpoint of the store"
@@ -164,7 +177,9 @@ pub enum TransportError {
     #[error("the address is not encrypted")]
     PlainHttp,
     /// A metadata server, which the user has not allowed.
-    #[error("no metadata server is asked: CKPTFS_INSTANCE_METADATA=1 allows it")]
+    #[error(
+        "no metadata server is asked; --instance-metadata (CKPTFS_INSTANCE_METADATA=1) allows it"
+    )]
     Metadata,
     /// A redirect that is not followed.
     #[error("a redirect to {host} is not followed")]

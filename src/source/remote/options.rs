@@ -1,6 +1,15 @@
-//! What the user allows of remote sources, and how long they are waited for: stated by the environment.
+//! What the user allows of remote sources, and how long they are waited for.
+//!
+//! The command line or the program states [`RemoteOverrides`] once for the process. What they leave open, the
+//! environment states; what that leaves open has a default. A value that means nothing is refused by its name.
 
+use std::ops::RangeInclusive;
+use std::sync::Mutex;
 use std::time::Duration;
+
+use crate::threads::lock;
+
+use super::error::RemoteError;
 
 /// How remote sources are reached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,31 +24,208 @@ pub struct RemoteOptions {
     pub stall_timeout: Duration,
     /// How long a read waits for a server that does not answer, before it fails.
     pub outage_timeout: Duration,
+    /// The time between two looks at a directory for names that came and went.
+    pub poll_interval: Duration,
+    /// The most requests of one store that are in flight at once; `None` if speed decides.
+    pub connections: Option<u16>,
+}
+
+/// Options that the command line or the program states. What is `None` is left to the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteOverrides {
+    /// [`RemoteOptions::allow_http`]
+    pub allow_http: Option<bool>,
+    /// [`RemoteOptions::anonymous`]
+    pub anonymous: Option<bool>,
+    /// [`RemoteOptions::instance_metadata`]
+    pub instance_metadata: Option<bool>,
+    /// [`RemoteOptions::stall_timeout`], in seconds
+    pub stall_timeout: Option<u32>,
+    /// [`RemoteOptions::outage_timeout`], in seconds
+    pub outage_timeout: Option<u32>,
+    /// [`RemoteOptions::poll_interval`], in seconds
+    pub poll_interval: Option<u32>,
+    /// [`RemoteOptions::connections`]
+    pub connections: Option<u16>,
 }
 
 /// The default of the longest stall: a loaded store can take some seconds for an answer.
-const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(20);
+const DEFAULT_STALL_SECONDS: u32 = 20;
 
 /// The default of the longest outage: a server that restarts is back sooner.
-const DEFAULT_OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_OUTAGE_SECONDS: u32 = 60;
+
+/// The default of the time between two looks: one request for each thousand names in so long costs next to nothing.
+const DEFAULT_POLL_SECONDS: u32 = 5;
+
+/// The values of a time: within a day, an outage is an error.
+pub const SECONDS_RANGE: RangeInclusive<u32> = 1..=86_400;
+
+/// The numbers of connections: no program has shown a use for more, and each takes a descriptor.
+pub const CONNECTIONS_RANGE: RangeInclusive<u16> = 1..=256;
+
+/// What the process has stated.
+static OVERRIDES: Mutex<Option<RemoteOverrides>> = Mutex::new(None);
+
+/// States the options of this process. Sources that are open keep theirs.
+pub fn set_remote_options(overrides: RemoteOverrides) {
+    *lock(&OVERRIDES) = Some(overrides);
+}
 
 impl RemoteOptions {
-    /// The options that the environment states.
-    pub fn from_environment() -> RemoteOptions {
-        let is_set = |names: &[&str]| {
-            let value = names.iter().find_map(|name| std::env::var(name).ok());
-            value.is_some_and(|value| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes"))
+    /// The options of this process, now.
+    pub fn current() -> Result<RemoteOptions, RemoteError> {
+        let overrides = lock(&OVERRIDES).clone().unwrap_or_default();
+        RemoteOptions::new(overrides, |name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    /// The options of an environment, and what is stated above it.
+    fn new(
+        overrides: RemoteOverrides,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<RemoteOptions, RemoteError> {
+        let RemoteOverrides {
+            allow_http,
+            anonymous,
+            instance_metadata,
+            stall_timeout,
+            outage_timeout,
+            poll_interval,
+            connections,
+        } = overrides;
+        let environment = Environment { variable };
+        let seconds = |stated, name, default| {
+            let seconds = environment.number(stated, name, SECONDS_RANGE)?;
+            Ok::<_, RemoteError>(Duration::from_secs(seconds.unwrap_or(default).into()))
         };
-        let seconds = |name, default| {
-            let text = std::env::var(name).ok();
-            text.and_then(|text| text.parse().ok()).map_or(default, Duration::from_secs)
+        Ok(RemoteOptions {
+            allow_http: environment.switch(allow_http, &["CKPTFS_ALLOW_HTTP", "AWS_ALLOW_HTTP"])?,
+            anonymous: environment
+                .switch(anonymous, &["CKPTFS_ANONYMOUS", "AWS_SKIP_SIGNATURE"])?,
+            instance_metadata: environment
+                .switch(instance_metadata, &["CKPTFS_INSTANCE_METADATA"])?,
+            stall_timeout: seconds(stall_timeout, "CKPTFS_STALL_TIMEOUT", DEFAULT_STALL_SECONDS)?,
+            outage_timeout: seconds(
+                outage_timeout,
+                "CKPTFS_OUTAGE_TIMEOUT",
+                DEFAULT_OUTAGE_SECONDS,
+            )?,
+            poll_interval: seconds(poll_interval, "CKPTFS_POLL_INTERVAL", DEFAULT_POLL_SECONDS)?,
+            connections: environment.number(
+                connections,
+                "CKPTFS_CONNECTIONS",
+                CONNECTIONS_RANGE,
+            )?,
+        })
+    }
+}
+
+/// Reads options from variables, below what is stated.
+struct Environment<V> {
+    variable: V,
+}
+
+impl<V: Fn(&str) -> Option<String>> Environment<V> {
+    /// The value of a variable. An empty one counts as unset.
+    fn value(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
+
+    /// An option that is on or off, by the first variable that is set.
+    fn switch(&self, stated: Option<bool>, names: &[&'static str]) -> Result<bool, RemoteError> {
+        if let Some(stated) = stated {
+            return Ok(stated);
+        }
+        let mut set = names.iter().filter_map(|&name| Some((name, self.value(name)?)));
+        let Some((name, value)) = set.next() else { return Ok(false) };
+        match &*value.to_ascii_lowercase() {
+            "1" | "true" | "yes" | "on" => Ok(true),
+            "0" | "false" | "no" | "off" => Ok(false),
+            _ => Err(RemoteError::Setting { name, value, expected: "1 or 0".to_owned() }),
+        }
+    }
+
+    /// A number in a range.
+    fn number<N>(
+        &self,
+        stated: Option<N>,
+        name: &'static str,
+        range: RangeInclusive<N>,
+    ) -> Result<Option<N>, RemoteError>
+    where
+        N: std::str::FromStr + PartialOrd + std::fmt::Display,
+    {
+        let (None, Some(value)) = (&stated, self.value(name)) else { return Ok(stated) };
+        match value.trim().parse() {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let expected = format!("a whole number from {} to {}", range.start(), range.end());
+                Err(RemoteError::Setting { name, value, expected })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(
+        overrides: RemoteOverrides,
+        variables: &[(&str, &str)],
+    ) -> Result<RemoteOptions, RemoteError> {
+        RemoteOptions::new(overrides, |name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn what_is_stated_counts_before_the_environment() {
+        let none = RemoteOverrides::default;
+        let defaults = options(none(), &[("CKPTFS_STALL_TIMEOUT", "")]).unwrap();
+        assert_eq!((defaults.allow_http, defaults.connections), (false, None));
+        assert_eq!(defaults.stall_timeout, Duration::from_secs(20));
+        let variables = [
+            ("AWS_ALLOW_HTTP", "true"),
+            ("CKPTFS_ANONYMOUS", "off"),
+            ("AWS_SKIP_SIGNATURE", "true"),
+            ("CKPTFS_STALL_TIMEOUT", "7"),
+            ("CKPTFS_CONNECTIONS", "9"),
+        ];
+        let found = options(none(), &variables).unwrap();
+        assert_eq!((found.allow_http, found.anonymous, found.connections), (true, false, Some(9)));
+        assert_eq!(found.stall_timeout, Duration::from_secs(7));
+        let stated = RemoteOverrides {
+            allow_http: Some(false),
+            stall_timeout: Some(3),
+            connections: Some(2),
+            ..none()
         };
-        RemoteOptions {
-            allow_http: is_set(&["CKPTFS_ALLOW_HTTP", "AWS_ALLOW_HTTP"]),
-            anonymous: is_set(&["CKPTFS_ANONYMOUS", "AWS_SKIP_SIGNATURE"]),
-            instance_metadata: is_set(&["CKPTFS_INSTANCE_METADATA"]),
-            stall_timeout: seconds("CKPTFS_STALL_TIMEOUT", DEFAULT_STALL_TIMEOUT),
-            outage_timeout: seconds("CKPTFS_OUTAGE_TIMEOUT", DEFAULT_OUTAGE_TIMEOUT),
+        let found = options(stated, &variables).unwrap();
+        assert_eq!((found.allow_http, found.connections), (false, Some(2)));
+        assert_eq!(found.stall_timeout, Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_variable_that_means_nothing_is_refused_by_its_name() {
+        for (name, value) in [
+            ("CKPTFS_ALLOW_HTTP", "maybe"),
+            ("AWS_ALLOW_HTTP", "2"),
+            ("CKPTFS_ANONYMOUS", "-"),
+            ("CKPTFS_INSTANCE_METADATA", "yes please"),
+            ("CKPTFS_STALL_TIMEOUT", "abc"),
+            ("CKPTFS_STALL_TIMEOUT", "0"),
+            ("CKPTFS_OUTAGE_TIMEOUT", "-5"),
+            ("CKPTFS_OUTAGE_TIMEOUT", "1e9"),
+            ("CKPTFS_POLL_INTERVAL", "86401"),
+            ("CKPTFS_CONNECTIONS", "0"),
+            ("CKPTFS_CONNECTIONS", "257"),
+        ] {
+            let error = options(RemoteOverrides::default(), &[(name, value)]).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{name} is {value:?}")), "{error}");
         }
     }
 }

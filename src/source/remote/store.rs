@@ -127,7 +127,7 @@ fn hash_settings() -> blake3::Hash {
 impl RemoteStore {
     /// The store of a URL. Stores are kept, with their connections.
     pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
-        let options = RemoteOptions::from_environment();
+        let options = RemoteOptions::current()?;
         let key = StoreKey {
             kind: url.kind,
             scheme: url.scheme,
@@ -149,8 +149,8 @@ impl RemoteStore {
             pid: key.pid,
             kind: url.kind,
             id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            in_flight: Semaphore::new(options.connections.map_or(MAX_REQUEST_COUNT, usize::from)),
             options,
-            in_flight: Semaphore::new(MAX_REQUEST_COUNT),
             has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
         });

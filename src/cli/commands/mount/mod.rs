@@ -247,6 +247,7 @@ fn mount_options(args: &MountArgs, log: LogStats) -> Result<MountOptions, Comman
         verbose: _,
         metrics: _,
         options: _,
+        store_args: _,
     } = args;
     Ok(MountOptions {
         source: source.clone(),

@@ -1,0 +1,83 @@
+//! The options of object stores, which every command that takes a source has.
+
+/// How object stores are reached. A build without them has no such options.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Object stores")]
+pub struct StoreArgs {
+    /// Allow addresses without encryption
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true)]
+    pub allow_http: bool,
+    /// Send no credentials, for public buckets
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true)]
+    pub anonymous: bool,
+    /// Ask the cloud's metadata server for credentials
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true)]
+    pub instance_metadata: bool,
+    /// Replace connections that are silent so long [default: 20]
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    pub stall_timeout: Option<u32>,
+    /// Fail reads when servers are away so long [default: 60]
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    pub outage_timeout: Option<u32>,
+    /// Look for new names so often [default: 5]
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    pub poll_interval: Option<u32>,
+    /// Limit concurrent requests of a store, 1 to 256
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = parse::connections())]
+    pub connections: Option<u16>,
+}
+
+impl StoreArgs {
+    /// Makes them the options of this process.
+    #[cfg(feature = "remote")]
+    pub fn apply(&self) {
+        let StoreArgs {
+            allow_http,
+            anonymous,
+            instance_metadata,
+            stall_timeout,
+            outage_timeout,
+            poll_interval,
+            connections,
+        } = *self;
+        // A switch that is not there is left to the environment.
+        let switch = |is_on: bool| is_on.then_some(true);
+        crate::source::set_remote_options(crate::source::RemoteOverrides {
+            allow_http: switch(allow_http),
+            anonymous: switch(anonymous),
+            instance_metadata: switch(instance_metadata),
+            stall_timeout,
+            outage_timeout,
+            poll_interval,
+            connections,
+        });
+    }
+
+    /// A build without stores refuses their URLs.
+    #[cfg(not(feature = "remote"))]
+    pub fn apply(&self) {}
+}
+
+#[cfg(feature = "remote")]
+mod parse {
+    use clap::builder::RangedI64ValueParser;
+
+    use crate::source::{CONNECTIONS_RANGE, SECONDS_RANGE};
+
+    pub fn seconds() -> RangedI64ValueParser<u32> {
+        let (least, most) = SECONDS_RANGE.into_inner();
+        clap::value_parser!(u32).range(i64::from(least)..=i64::from(most))
+    }
+
+    pub fn connections() -> RangedI64ValueParser<u16> {
+        let (least, most) = CONNECTIONS_RANGE.into_inner();
+        clap::value_parser!(u16).range(i64::from(least)..=i64::from(most))
+    }
+}
