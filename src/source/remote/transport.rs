@@ -128,7 +128,7 @@ impl HttpService for Transport {
             if !self.allow_metadata && is_link_local(&url) {
                 return Err(TransportError::Metadata.into());
             }
-            count_request();
+            let in_flight = count_request();
             let request = self
                 .client
                 .request(parts.method.clone(), url.clone())
@@ -168,7 +168,11 @@ impl HttpService for Transport {
             }
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
-            let body = body.map_err(|error| HttpError::from(connection_error(&error)));
+            let body = body.map_err(move |error| {
+                // Until the whole body was read, or is dropped.
+                let _ = &in_flight;
+                HttpError::from(connection_error(&error))
+            });
             let body = match headers.contains_key(RANGE) {
                 true => HttpResponseBody::new(body),
                 // A listing, or why not.
