@@ -142,6 +142,13 @@ def configure(
     gpudirect: bool | None = ...,
     log: Literal["debug", "info", "warning", "error"] | None = ...,
     disable: bool | None = ...,
+    allow_http: bool | None = ...,
+    anonymous: bool | None = ...,
+    instance_metadata: bool | None = ...,
+    stall_timeout: int | None = ...,
+    outage_timeout: int | None = ...,
+    poll_interval: int | None = ...,
+    connections: int | None = ...,
 ) -> None: ...
 def install() -> None: ...
 def uninstall() -> None: ...
@@ -224,5 +231,12 @@ def mount(
     log_file: _Path | None = None,
     verbose: int = 0,
     metrics: str | None = None,
+    allow_http: bool | None = None,
+    anonymous: bool | None = None,
+    instance_metadata: bool | None = None,
+    stall_timeout: int | None = None,
+    outage_timeout: int | None = None,
+    poll_interval: int | None = None,
+    connections: int | None = None,
 ) -> Mount: ...
 def mounts() -> list[MountInfo]: ...

@@ -12,6 +12,8 @@ _Path = str | PathLike[str]
 
 # Of each element type: its name in a header, what torch and numpy call it, and its bits. Then the elements that torch
 # counts as one, and whether DLPack has it.
+MAX_SECONDS: int
+MAX_CONNECTIONS: int
 DTYPES: list[tuple[str, str | None, int, int, bool]]
 
 # Pinned bytes, and whether to use GPUDirect Storage.
@@ -113,6 +115,16 @@ def open_each(paths: Sequence[_Path], options: LoadOptions) -> list[Checkpoint |
 def parse_command(args: Sequence[str]) -> None | int | tuple[str, dict[str, Any]]: ...
 def run_command(args: Sequence[str], program: _Path, before: Sequence[str]) -> int: ...
 def parse_size(text: str) -> int: ...
+def set_remote_options(
+    *,
+    allow_http: bool | None,
+    anonymous: bool | None,
+    instance_metadata: bool | None,
+    stall_timeout: int | None,
+    outage_timeout: int | None,
+    poll_interval: int | None,
+    connections: int | None,
+) -> None: ...
 def environment_variable(name: str) -> str | None: ...
 def locate(path: _Path) -> tuple[str, int] | None: ...
 def mount_table() -> dict[int, tuple[str, str]]: ...

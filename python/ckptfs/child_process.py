@@ -38,14 +38,16 @@ def python_command():
     return [sys.executable, flag], environment
 
 
-def run(*words, timeout=None, is_command=False):
+def run(*words, timeout=None, is_command=False, variables=()):
     """Runs the command `ckptfs`. `timeout` is in seconds; without one Ctrl-C ends it. A refusal is raised, with the
-    exit code as `code`. Its message names arguments of Python instead of options, unless the caller `is_command`."""
+    exit code as `code`. Its message names arguments of Python instead of options, unless the caller `is_command`.
+    `variables` are added to its environment."""
     words = [os.fsdecode(word) for word in words]
     for word in words:
         if "\0" in word:
             raise error(f"{word!r}: no path and no option of a command can have a NUL in it", "leave it out")
     start, environment = python_command()
+    environment.update(variables)
     try:
         # In a session of its own: Ctrl-C is for this program, which may go on.
         done = subprocess.run(

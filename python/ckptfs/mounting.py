@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ckptfs import _ckptfs, child_process
 from ckptfs.errors import SafetensorError, error, in_words, of_system, wrong_type
-from ckptfs.settings import check_switch, check_text, parse_path
+from ckptfs.settings import STORE_SETTINGS, check_switch, check_text, parse_path, store_environment
 
 # The command itself waits for less; only an overloaded machine needs so many.
 _COMMAND_TIMEOUT_SECONDS = 60
@@ -124,7 +124,8 @@ class Mount:
 def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
           follow_symlinks=False, ranks=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
           readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
-          metrics=None):
+          metrics=None, allow_http=None, anonymous=None, instance_metadata=None, stall_timeout=None,
+          outage_timeout=None, poll_interval=None, connections=None):
     """Shows the checkpoints of `source`, a directory or one file, as `.safetensors` files that any program
     reads, until the block ends:
 
@@ -158,6 +159,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `verbose`: how much is logged: 1 adds events, 2 requests, 3 everything.
     - `metrics`: serve Prometheus metrics at this local address, such as "127.0.0.1:9100".
 
+    The others are those of object stores, by default as `ckptfs.configure` set them.
+
     What the command would print as a note is in the `notes` of the `Mount`.
 
     A mount that is not closed is unmounted when the interpreter ends. A process that is killed, also by SIGTERM,
@@ -166,7 +169,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     If it cannot mount, it raises a `SafetensorError` with the message of the command. It is also a `FileNotFoundError`
     if `source` or `mountpoint` does not exist, and a `PermissionError` if `source` may not be read.
     """
-    options = _command_options({**locals()})
+    options, environment = _command_options({**locals()})
     is_private = mountpoint is None
     source = parse_path(source)
     where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else parse_path(mountpoint)
@@ -174,7 +177,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     path = Path(os.path.join(os.getcwd(), where))
     before = _ckptfs.locate(path)
     try:
-        done = child_process.run("mount", *options, "--", source, where)
+        done = child_process.run("mount", *options, "--", source, where, variables=environment)
         return Mount(source, path, done.notes, is_private)
     except BaseException as fault:
         is_refused = isinstance(fault, SafetensorError)
@@ -194,8 +197,9 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
 
 
 def _command_options(options):
-    """Options as the command takes them. It checks their values itself."""
+    """Options as the command takes them, and the variables for those of stores. It checks other values itself."""
     del options["source"], options["mountpoint"]
+    environment = store_environment({name: options.pop(name) for name in STORE_SETTINGS})
     for name in [name for name, default in mount.__kwdefaults__.items() if default is False]:
         check_switch(options[name], name)
     check_text(options["root"], "root")
@@ -212,7 +216,7 @@ def _command_options(options):
             words.append(option)
         elif value is not None and value is not False:
             words.append(f"{option}={value}")
-    return words
+    return words, environment
 
 
 def _patterns(keep):

@@ -134,7 +134,8 @@ def parse_path(path):
 
 
 def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
-              disable=...):
+              disable=..., allow_http=..., anonymous=..., instance_metadata=..., stall_timeout=...,
+              outage_timeout=..., poll_interval=..., connections=...):
     """Sets options for all later loads; an argument of a call takes precedence. What is not given stays as it is;
     `None` leaves it to the environment again.
 
@@ -154,16 +155,34 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     `log` is "debug", "info", "warning" or "error", and has the logger `ckptfs` write to standard error.
     With `disable`, every call that `ckptfs.install` replaced is left to the original package.
 
+    Object stores, for loads and mounts (docs/remote.md):
+
+    | `configure(...)`    | environment                | by default                                            |
+    |---------------------|----------------------------|-------------------------------------------------------|
+    | `allow_http`        | `CKPTFS_ALLOW_HTTP`        | no: addresses without encryption are refused          |
+    | `anonymous`         | `CKPTFS_ANONYMOUS`         | no; for public buckets, sends no credentials          |
+    | `instance_metadata` | `CKPTFS_INSTANCE_METADATA` | no: the cloud's metadata server is not asked          |
+    | `stall_timeout`     | `CKPTFS_STALL_TIMEOUT`     | 20; silent seconds that replace a connection          |
+    | `outage_timeout`    | `CKPTFS_OUTAGE_TIMEOUT`    | 60; silent seconds of a server that fail a read       |
+    | `poll_interval`     | `CKPTFS_POLL_INTERVAL`     | 5; seconds between two looks at a directory           |
+    | `connections`       | `CKPTFS_CONNECTIONS`       | as speed decides; concurrent requests of a store      |
+
         ckptfs.configure(backend="pread", memory="256M")
+        ckptfs.configure(anonymous=True)
     """
     arguments = {"backend": backend, "threads": threads, "memory": memory, "pinned": pinned,
-             "gpudirect": gpudirect, "log": log, "disable": disable}  # fmt: skip
+             "gpudirect": gpudirect, "log": log, "disable": disable, "allow_http": allow_http,
+             "anonymous": anonymous, "instance_metadata": instance_metadata, "stall_timeout": stall_timeout,
+             "outage_timeout": outage_timeout, "poll_interval": poll_interval, "connections": connections}  # fmt: skip
     arguments = {name: value for name, value in arguments.items() if value is not ...}
     # Everything is parsed before anything is set.
     _configured.update({name: value if value is None else _PARSERS[name](value, f"configure({name}=...)")
                         for name, value in arguments.items()})  # fmt: skip
     if "log" in arguments:
         logger.cache_clear()
+    if STORE_SETTINGS & arguments.keys():
+        # What is `None` is left to the environment, as it is when a store is opened.
+        _ckptfs.set_remote_options(**{name: _configured.get(name) for name in STORE_SETTINGS})
 
 
 def setting(name):
@@ -194,6 +213,13 @@ def limits(num_threads, memory):
 def device_settings():
     """The settings of loads to devices, as the Rust part takes them: pinned bytes, and whether to use GPUDirect."""
     return min(setting("pinned") or _PINNED_BYTES, _MAX_MEMORY_BYTES), setting("gpudirect")
+
+
+def store_environment(arguments):
+    """The variables by which a command has the settings of stores: the arguments of a call, or what was configured."""
+    values = {name: _configured.get(name) if value is None else _PARSERS[name](value, name)
+              for name, value in arguments.items()}  # fmt: skip
+    return {_VARIABLES[name]: str(int(value)) for name, value in values.items() if value is not None}
 
 
 @functools.cache
@@ -262,6 +288,25 @@ def _parse_switch(value, where):
     return known[value.lower()]
 
 
+def _parse_seconds(value, where):
+    return _parse_bounded(value, where, _ckptfs.MAX_SECONDS, "seconds")
+
+
+def _parse_connections(value, where):
+    return _parse_bounded(value, where, _ckptfs.MAX_CONNECTIONS, "connections")
+
+
+def _parse_bounded(value, where, most, what):
+    count = _parse_count(value, where)
+    if count > most:
+        raise error(f"{where} {value!r} is too many {what}", f"give at most {most}")
+    return count
+
+
+_STORE_PARSERS = {"allow_http": _parse_switch, "anonymous": _parse_switch, "instance_metadata": _parse_switch,
+                "stall_timeout": _parse_seconds, "outage_timeout": _parse_seconds, "poll_interval": _parse_seconds,
+                "connections": _parse_connections}  # fmt: skip
+STORE_SETTINGS = _STORE_PARSERS.keys()
 _PARSERS = {"backend": _parse_backend, "threads": _parse_count, "memory": parse_size, "pinned": parse_size,
-          "gpudirect": _parse_switch, "log": _parse_level, "disable": _parse_switch}  # fmt: skip
+          "gpudirect": _parse_switch, "log": _parse_level, "disable": _parse_switch, **_STORE_PARSERS}  # fmt: skip
 _VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in _PARSERS}

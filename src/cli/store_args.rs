@@ -6,31 +6,31 @@
 pub struct StoreArgs {
     /// Allow addresses without encryption
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     pub allow_http: bool,
     /// Send no credentials, for public buckets
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     pub anonymous: bool,
     /// Ask the cloud's metadata server for credentials
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     pub instance_metadata: bool,
     /// Replace connections that are silent so long [default: 20]
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub stall_timeout: Option<u32>,
     /// Fail reads when servers are away so long [default: 60]
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub outage_timeout: Option<u32>,
     /// Look for new names so often [default: 5]
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = parse::seconds())]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub poll_interval: Option<u32>,
     /// Limit concurrent requests of a store, 1 to 256
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = parse::connections())]
+    #[arg(long, value_name = "N", value_parser = parse::connections())]
     pub connections: Option<u16>,
 }
 

@@ -75,6 +75,29 @@ mod _ckptfs {
         crate::source::is_source_url(&path)
     }
 
+    /// States how stores are reached. What is `None` is left to the environment.
+    #[pyfunction]
+    #[pyo3(signature = (*, allow_http, anonymous, instance_metadata, stall_timeout, outage_timeout, poll_interval, connections))]
+    fn set_remote_options(
+        allow_http: Option<bool>,
+        anonymous: Option<bool>,
+        instance_metadata: Option<bool>,
+        stall_timeout: Option<u32>,
+        outage_timeout: Option<u32>,
+        poll_interval: Option<u32>,
+        connections: Option<u16>,
+    ) {
+        crate::source::set_remote_options(crate::source::RemoteOverrides {
+            allow_http,
+            anonymous,
+            instance_metadata,
+            stall_timeout,
+            outage_timeout,
+            poll_interval,
+            connections,
+        });
+    }
+
     /// A variable of the environment, in a tenth of the time that `os.environ` takes.
     #[pyfunction]
     fn environment_variable(name: &str) -> Option<String> {
@@ -98,6 +121,8 @@ mod _ckptfs {
             })
             .collect();
         module.add("DTYPES", dtypes)?;
+        module.add("MAX_SECONDS", crate::source::SECONDS_RANGE.end())?;
+        module.add("MAX_CONNECTIONS", crate::source::CONNECTIONS_RANGE.end())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
