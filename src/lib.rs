@@ -26,14 +26,18 @@
 //! # }
 //! ```
 
+#[cfg(any(feature = "cli", feature = "remote"))]
+mod byte_size;
 pub mod checkpoint;
 pub mod export;
+#[cfg(feature = "remote")]
+pub mod fetch;
 mod huge_pages;
 pub mod loader;
 #[cfg(feature = "mount")]
 mod log_throttle;
 pub mod mount_info;
-#[cfg(feature = "mount")]
+#[cfg(any(feature = "mount", feature = "remote"))]
 mod private_folder;
 mod shell_word;
 pub mod source;

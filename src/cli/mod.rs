@@ -17,7 +17,6 @@ mod output;
 mod progress;
 pub(crate) mod python_commands;
 #[cfg(feature = "mount")]
-pub(crate) mod sizes;
 mod store_args;
 mod stuck_path_check;
 mod terminal_text;

@@ -6,18 +6,18 @@ use clap::builder::RangedI64ValueParser;
 
 use crate::mount::{MAX_THREADS, MIN_MEMORY_BYTES, MIN_READAHEAD_BYTES, machine_memory};
 
-use super::sizes;
+use crate::byte_size;
 
 /// Parses `--memory`. With more than the machine has, the system would kill the daemon.
 pub fn parse_memory(text: &str) -> Result<u64, String> {
-    sizes::parse_size_within(text, MIN_MEMORY_BYTES, machine_memory())
+    byte_size::parse_size_within(text, MIN_MEMORY_BYTES, machine_memory())
 }
 
 /// Parses `--readahead`. Readahead is held in memory, so the machine's memory bounds it.
 pub fn parse_readahead(text: &str) -> Result<u64, String> {
-    match sizes::parse_size(text)? {
+    match byte_size::parse_size(text)? {
         0 => Ok(0),
-        _ => sizes::parse_size_within(text, MIN_READAHEAD_BYTES, machine_memory())
+        _ => byte_size::parse_size_within(text, MIN_READAHEAD_BYTES, machine_memory())
             .map_err(|limit| format!("{limit}, or 0 to disable it")),
     }
 }

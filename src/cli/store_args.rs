@@ -32,6 +32,26 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "N", value_parser = parse::connections())]
     pub connections: Option<u16>,
+    /// Keep what was fetched in this folder
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
+    pub cache_dir: Option<std::path::PathBuf>,
+    /// Limit the cache on disk [default: a fifth of the disk]
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
+    pub cache_size: Option<u64>,
+    /// Leave so much of the disk free [default: 10]
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, value_name = "PERCENT", value_parser = parse::percent())]
+    pub cache_min_free: Option<u8>,
+    /// Neither read nor fill the cache on disk
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true)]
+    pub no_cache: bool,
+    /// Send no request: read what the cache on disk has
+    #[cfg(feature = "remote")]
+    #[arg(long, hide_short_help = true, conflicts_with = "no_cache")]
+    pub offline: bool,
 }
 
 impl StoreArgs {
@@ -46,6 +66,11 @@ impl StoreArgs {
             outage_timeout,
             poll_interval,
             connections,
+            ref cache_dir,
+            cache_size,
+            cache_min_free,
+            no_cache,
+            offline,
         } = *self;
         // A switch that is not there is left to the environment.
         let switch = |is_on: bool| is_on.then_some(true);
@@ -57,6 +82,11 @@ impl StoreArgs {
             outage_timeout,
             poll_interval,
             connections,
+            cache_dir: cache_dir.clone(),
+            cache_size,
+            cache_min_free,
+            no_cache: switch(no_cache),
+            offline: switch(offline),
         });
     }
 
@@ -69,11 +99,16 @@ impl StoreArgs {
 mod parse {
     use clap::builder::RangedI64ValueParser;
 
-    use crate::source::{CONNECTIONS_RANGE, SECONDS_RANGE};
+    use crate::source::{CONNECTIONS_RANGE, PERCENT_RANGE, SECONDS_RANGE};
 
     pub fn seconds() -> RangedI64ValueParser<u32> {
         let (least, most) = SECONDS_RANGE.into_inner();
         clap::value_parser!(u32).range(i64::from(least)..=i64::from(most))
+    }
+
+    pub fn percent() -> RangedI64ValueParser<u8> {
+        let (least, most) = PERCENT_RANGE.into_inner();
+        clap::value_parser!(u8).range(i64::from(least)..=i64::from(most))
     }
 
     pub fn connections() -> RangedI64ValueParser<u16> {

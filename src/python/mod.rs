@@ -66,7 +66,7 @@ mod _ckptfs {
     /// Bytes of a size as people write it.
     #[pyfunction]
     fn parse_size(text: &str) -> PyResult<u64> {
-        crate::cli::sizes::parse_size(text).map_err(PyValueError::new_err)
+        crate::byte_size::parse_size(text).map_err(PyValueError::new_err)
     }
 
     /// Whether a path is the URL of a store that can be read.

@@ -179,6 +179,21 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Keeps a range in the cache on disk, if the file lies in a store.
+    pub fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
+        self.handle.keep_on_disk(range)
+    }
+
+    /// Bytes of a range that a read would fetch from a store.
+    pub fn uncached_bytes(&self, range: &Range<u64>) -> u64 {
+        self.handle.uncached_bytes(range)
+    }
+
+    /// Has later reads pass the cache on disk by.
+    pub fn bypass_disk_cache(&self) {
+        self.handle.bypass_disk_cache();
+    }
+
     /// Reads the whole file. The caller has checked its size.
     pub fn read_whole(&self) -> Result<FileBytes, SourceError> {
         let Some(len) = usize::try_from(self.size()).ok().filter(|&len| len > 0) else {

@@ -8,6 +8,8 @@
 //! A path that a directory or a file contains (a symbolic link, an index) is opened beneath its [`Root`] by the
 //! kernel (`openat2`). It cannot lead out of the directory that the user named.
 
+#[cfg(feature = "remote")]
+mod disk_cache;
 mod error;
 mod file;
 mod file_limit;
@@ -21,12 +23,16 @@ mod read_at;
 mod remote;
 mod request_counters;
 mod root;
+#[cfg(feature = "remote")]
+mod scatter;
 mod settled;
 mod store;
 #[cfg(test)]
 mod test_file;
 mod url;
 
+#[cfg(feature = "remote")]
+pub use disk_cache::{CacheOptions, CacheReport, DiskCache};
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
@@ -39,7 +45,7 @@ pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 #[cfg(feature = "remote")]
 pub use remote::{
-    CONNECTIONS_RANGE, RemoteError, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
+    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteError, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
     set_remote_options,
 };
 pub use request_counters::{RequestCounters, request_counters};

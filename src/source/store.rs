@@ -140,6 +140,19 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
     /// together: a store fetches what is between them too.
     fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError>;
 
+    /// Keeps a range in the cache on disk, where the kind of source has one.
+    fn keep_on_disk(&self, _range: Range<u64>) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    /// Bytes of a range that a read would fetch over a network.
+    fn uncached_bytes(&self, _range: &Range<u64>) -> u64 {
+        0
+    }
+
+    /// Has later reads pass the cache on disk by.
+    fn bypass_disk_cache(&self) {}
+
     /// Announces that all of a range will be read soon.
     fn advise_will_need(&self, _range: Range<u64>) {}
 

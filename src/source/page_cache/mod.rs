@@ -5,3 +5,5 @@ mod pages;
 
 pub use guard::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use pages::Residency;
+#[cfg(feature = "remote")]
+pub use pages::count_cached_pages;

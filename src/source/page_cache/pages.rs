@@ -7,7 +7,7 @@
 use std::io::IoSliceMut;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ impl Residency {
 
     /// Whether all pages of a range are cached, or being read. What is not reported counts as uncached.
     fn has_all_pages(&self, file: &OpenFile, range: Range<u64>) -> bool {
-        match count_cached_pages(file, &range) {
+        match count_pages_of(file, &range) {
             Ok(cached) => cached >= count_pages(&range),
             Err(_) => {
                 self.is_unreported.store(true, Ordering::Relaxed);
@@ -176,7 +176,7 @@ pub fn uncached_ranges(file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<
         }
         queries += 1;
         let all = count_pages(&range);
-        match count_cached_pages(file, &range).ok()?.min(all) {
+        match count_pages_of(file, &range).ok()?.min(all) {
             0 => push_merged(&mut uncached, range),
             some if some < all => {
                 let middle = range.start / page * page + all / 2 * page;
@@ -236,10 +236,14 @@ struct CachestatCounts {
     recently_evicted: u64,
 }
 
+/// The same for an open file, which may not be of this machine.
+pub fn count_pages_of(file: &OpenFile, range: &Range<u64>) -> Result<u64, Errno> {
+    count_cached_pages(file.descriptor().ok_or(Errno::OPNOTSUPP)?, range)
+}
+
 /// The number of pages of a range that are in the page cache, or being read into it.
 #[allow(unsafe_code)] // No safe wrapper of this call exists.
-pub fn count_cached_pages(file: &OpenFile, range: &Range<u64>) -> Result<u64, Errno> {
-    let Some(descriptor) = file.descriptor() else { return Err(Errno::OPNOTSUPP) };
+pub fn count_cached_pages(descriptor: BorrowedFd<'_>, range: &Range<u64>) -> Result<u64, Errno> {
     let query = CachestatRange { offset: range.start, len: range.end - range.start };
     let mut counts = CachestatCounts::default();
     // SAFETY: both structures have the kernel's layout and outlive the call, which writes to the second alone. The

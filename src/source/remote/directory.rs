@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use object_store::ObjectMeta;
 
+use crate::source::disk_cache::CachedVersion;
 use crate::source::error::SourceError;
 use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
@@ -65,6 +66,9 @@ impl RemoteDirectory {
 
     /// Asks the store what a path leads to. An empty object with names beneath it marks a directory.
     fn look_up(&self, inside: &Path) -> Result<StoreEntry, SourceError> {
+        if self.store.options.offline {
+            return self.look_up_offline(inside);
+        }
         let head = self.request("look at it", inside, |store, key| Box::pin(store.head(key)));
         let error = match head {
             Ok(meta) if meta.size > 0 => return self.object(inside, &meta),
@@ -79,6 +83,17 @@ impl RemoteDirectory {
             true if self.has_names(inside)? => Ok(StoreEntry::Directory),
             _ => Err(error),
         }
+    }
+
+    /// What a path leads to, as far as the cache on disk knows.
+    fn look_up_offline(&self, inside: &Path) -> Result<StoreEntry, SourceError> {
+        let key = self.key_of(inside)?;
+        let (parent, name) = key.rsplit_once('/').unwrap_or(("", &key));
+        let mut entries = offline_entries(parent, &self.store.cached_versions());
+        entries.remove(name).ok_or_else(|| {
+            let failure = StoreFailure::Permanent(RemoteError::Offline);
+            remote_error(self.display_path(inside), "look at it", failure)
+        })
     }
 
     fn object(&self, inside: &Path, meta: &ObjectMeta) -> Result<StoreEntry, SourceError> {
@@ -148,6 +163,12 @@ impl RemoteDirectory {
             return Ok(known);
         }
         let taken_at = Instant::now();
+        if self.store.options.offline {
+            let entries = offline_entries(&key, &self.store.cached_versions());
+            let listing = Arc::new(StoreListing { taken_at, entries });
+            self.store.remember_listing(key, Arc::clone(&listing));
+            return Ok(listing);
+        }
         let names = self.request("list it", inside, |store, key| Box::pin(store.list(key)))?;
         let ListedNames { objects, directories } = names;
         let mut entries: BTreeMap<String, StoreEntry> =
@@ -248,6 +269,26 @@ impl SourceDirectory for RemoteDirectory {
             }
         }
     }
+}
+
+/// The names in a directory that the cache on disk has objects of.
+fn offline_entries(directory: &str, versions: &[CachedVersion]) -> BTreeMap<String, StoreEntry> {
+    let mut entries = BTreeMap::new();
+    for cached in versions {
+        let inside = match directory {
+            "" => Some(&*cached.key),
+            _ => cached.key.strip_prefix(directory).and_then(|rest| rest.strip_prefix('/')),
+        };
+        let Some(inside) = inside else { continue };
+        match inside.split_once('/') {
+            Some((name, _)) => entries.entry(name.to_owned()).or_insert(StoreEntry::Directory),
+            None => {
+                let version = StoreEntry::Object(ObjectVersion::from_cached(cached));
+                entries.entry(inside.to_owned()).insert_entry(version).into_mut()
+            }
+        };
+    }
+    entries
 }
 
 /// A URL that was refused, without what may be a secret.

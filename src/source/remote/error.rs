@@ -67,6 +67,9 @@ pub enum RemoteError {
         /// The most that are read.
         limit: usize,
     },
+    /// No request may be sent, and the cache on disk has not all that is needed.
+    #[error("it is not all in the cache on disk, and no request is sent offline")]
+    Offline,
     /// Nothing came for too long.
     #[error("the server gave nothing for {} s; the last attempt: {last}", .waited.as_secs())]
     Outage {
@@ -121,6 +124,9 @@ impl RemoteError {
             RemoteError::NoRanges => "fetch it first, and give the path of the file on disk",
             RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
             RemoteError::TooManyNames { .. } => "give a directory further down",
+            RemoteError::Offline => {
+                "keep it in the cache while there is a network: ckptfs fetch URL; or leave out --offline"
+            }
             RemoteError::Outage { .. } => {
                 "check the network and the server; to wait longer: --outage-timeout SECONDS (CKPTFS_OUTAGE_TIMEOUT)"
             }

@@ -1,14 +1,18 @@
 //! An object of one version, read in parts.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::try_join_all;
 
+use crate::source::disk_cache::CachedObject;
 use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
-use crate::source::request_counters::count_bytes;
+use crate::source::request_counters::{count_bytes, count_cached};
+use crate::source::scatter::copy_to_targets;
 use crate::source::store::FileHandle;
 use crate::threads::lock;
 
@@ -42,6 +46,10 @@ pub struct RemoteFile {
     path: PathBuf,
     pages: Mutex<PageTable>,
     page_run: Mutex<PageRun>,
+    /// What the cache on disk has of it; `None` without one.
+    cached: Option<CachedObject>,
+    /// Whether reads pass the cache on disk by.
+    bypasses_cache: AtomicBool,
 }
 
 /// The pages of a file. A forked child begins anew: another thread may have been fetching one.
@@ -75,8 +83,9 @@ impl RemoteFile {
         version: ObjectVersion,
         path: PathBuf,
     ) -> RemoteFile {
-        let (pages, page_run) = Default::default();
-        RemoteFile { store, key, version, path, pages, page_run }
+        let (pages, page_run, bypasses_cache) = Default::default();
+        let cached = store.cached_object(&key, &version);
+        RemoteFile { store, key, version, path, pages, page_run, cached, bypasses_cache }
     }
 
     /// Reads a range in parts that are fetched at once, each into its place.
@@ -89,33 +98,73 @@ impl RemoteFile {
         read.map(|_| ()).map_err(|failure| self.error(failure))
     }
 
-    /// Reads one range into the targets that lie in it, and resumes where an answer broke.
+    /// Reads one range into the targets that lie in it: from the cache on disk what that has.
     async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), StoreFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
+        self.read_range(start..end, targets).await
+    }
+
+    /// Reads a range into the targets that lie in it. Without targets, it is only kept in the cache on disk.
+    async fn read_range(
+        &self,
+        range: Range<u64>,
+        targets: &mut [(u64, &mut [u8])],
+    ) -> Result<(), StoreFailure> {
+        let Some(cached) = self.cached.as_ref().filter(|_| !self.bypasses_cache.load(Relaxed))
+        else {
+            return self.fetch(range, targets, None).await;
+        };
+        let missing = cached.read(&range, targets);
+        let missing_bytes: u64 = missing.iter().map(|range| range.end - range.start).sum();
+        count_cached(range.end - range.start - missing_bytes);
+        for range in missing {
+            self.fetch(range, targets, Some(cached)).await?;
+        }
+        Ok(())
+    }
+
+    /// Fetches a range from the store into the targets that lie in it, and resumes where an answer broke.
+    async fn fetch(
+        &self,
+        range: Range<u64>,
+        targets: &mut [(u64, &mut [u8])],
+        cached: Option<&CachedObject>,
+    ) -> Result<(), StoreFailure> {
         let store = self.store.of_this_process()?;
         let _permit = store.permit().await;
         let mut budget = store.retry_budget();
-        let mut reached = start;
-        while reached < end {
+        let mut fill = cached.and_then(|cached| cached.write(range.start));
+        let mut place = |bytes: &[u8], at: u64| {
+            copy_to_targets(bytes, at, targets);
+            if let Some(fill) = &mut fill {
+                fill.append(bytes);
+            }
+        };
+        let mut reached = range.start;
+        while reached < range.end {
             let before = reached;
-            if let Err(failure) = self.read_body(&store, end, targets, &mut reached).await {
+            if let Err(failure) = self.read_body(&store, range.end, &mut reached, &mut place).await
+            {
                 if reached > before {
                     budget.on_progress();
                 }
                 budget.wait_after(failure).await?;
             }
         }
+        if let Some(fill) = fill {
+            fill.finish();
+        }
         Ok(())
     }
 
-    /// Reads one answer, from `reached` to `end`. What came before it broke is in its place, and `reached` behind it.
+    /// Reads one answer, from `reached` to `end`. What came before it broke was passed on, and `reached` is behind it.
     async fn read_body(
         &self,
         store: &RemoteStore,
         end: u64,
-        targets: &mut [(u64, &mut [u8])],
         reached: &mut u64,
+        place: &mut impl FnMut(&[u8], u64),
     ) -> Result<(), StoreFailure> {
         let mut body = store.get(&self.key, &self.version, *reached..end).await?;
         while *reached < end {
@@ -127,7 +176,7 @@ impl RemoteFile {
             if bytes.len() as u64 > end - *reached {
                 return Err(StoreFailure::transient("the answer is too long"));
             }
-            copy_to_targets(&bytes, *reached, targets);
+            place(&bytes, *reached);
             count_bytes(bytes.len());
             *reached += bytes.len() as u64;
         }
@@ -203,6 +252,24 @@ impl FileHandle for RemoteFile {
         read?.map_err(|failure| self.error(failure))
     }
 
+    fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
+        let kept = block_on(self.read_range(range, &mut []));
+        let kept = kept.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
+        kept?.map_err(|failure| self.error(failure))
+    }
+
+    fn uncached_bytes(&self, range: &Range<u64>) -> u64 {
+        let missing = match &self.cached {
+            Some(cached) => cached.read(range, &mut []),
+            None => vec![range.clone()],
+        };
+        missing.iter().map(|range| range.end - range.start).sum()
+    }
+
+    fn bypass_disk_cache(&self) {
+        self.bypasses_cache.store(true, Relaxed);
+    }
+
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
         let available = self.version.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let out = &mut buf[..available];
@@ -215,21 +282,6 @@ impl FileHandle for RemoteFile {
             self.read_parts(out, offset)?;
         }
         Ok(available)
-    }
-}
-
-/// Copies bytes of a file, from an offset on, to the targets that they belong to. Bytes between targets are dropped.
-fn copy_to_targets(bytes: &[u8], offset: u64, targets: &mut [(u64, &mut [u8])]) {
-    let end = offset + bytes.len() as u64;
-    for (at, target) in targets {
-        let (from, to) = ((*at).max(offset), (*at + target.len() as u64).min(end));
-        if *at >= end {
-            break;
-        }
-        if from < to {
-            let source = &bytes[(from - offset) as usize..(to - offset) as usize];
-            target[(from - *at) as usize..(to - *at) as usize].copy_from_slice(source);
-        }
     }
 }
 
@@ -251,19 +303,6 @@ pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_go_to_the_targets_that_they_lie_in() {
-        let file: Vec<u8> = (0..100).collect();
-        for step in [1, 7, 100] {
-            let (mut a, mut b, mut c) = ([0; 10], [0; 0], [0; 20]);
-            let mut targets = [(5u64, &mut a[..]), (20, &mut b[..]), (30, &mut c[..])];
-            for at in (5..50).step_by(step) {
-                copy_to_targets(&file[at..(at + step).min(50)], at as u64, &mut targets);
-            }
-            assert_eq!((a.as_slice(), c.as_slice()), (&file[5..15], &file[30..50]));
-        }
-    }
 
     #[test]
     fn pages_in_order_are_fetched_in_growing_runs() {

@@ -21,5 +21,6 @@ mod version;
 pub use directory::RemoteDirectory;
 pub use error::RemoteError;
 pub use options::{
-    CONNECTIONS_RANGE, RemoteOptions, RemoteOverrides, SECONDS_RANGE, set_remote_options,
+    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
+    set_remote_options,
 };

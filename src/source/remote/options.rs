@@ -4,9 +4,12 @@
 //! environment states; what that leaves open has a default. A value that means nothing is refused by its name.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::byte_size::parse_size;
+use crate::source::disk_cache::CacheOptions;
 use crate::threads::lock;
 
 use super::error::RemoteError;
@@ -28,6 +31,10 @@ pub struct RemoteOptions {
     pub poll_interval: Duration,
     /// The most requests of one store that are in flight at once; `None` if speed decides.
     pub connections: Option<u16>,
+    /// The cache on disk.
+    pub cache: CacheOptions,
+    /// Send no request, and read what the cache on disk has.
+    pub offline: bool,
 }
 
 /// Options that the command line or the program states. What is `None` is left to the environment.
@@ -47,6 +54,16 @@ pub struct RemoteOverrides {
     pub poll_interval: Option<u32>,
     /// [`RemoteOptions::connections`]
     pub connections: Option<u16>,
+    /// The folder of the cache on disk
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes that the cache on disk takes
+    pub cache_size: Option<u64>,
+    /// The percentage of its disk that the cache leaves free
+    pub cache_min_free: Option<u8>,
+    /// Whether to go without the cache on disk
+    pub no_cache: Option<bool>,
+    /// [`RemoteOptions::offline`]
+    pub offline: Option<bool>,
 }
 
 /// The default of the longest stall: a loaded store can take some seconds for an answer.
@@ -63,6 +80,9 @@ pub const SECONDS_RANGE: RangeInclusive<u32> = 1..=86_400;
 
 /// The numbers of connections: no program has shown a use for more, and each takes a descriptor.
 pub const CONNECTIONS_RANGE: RangeInclusive<u16> = 1..=256;
+
+/// Percentages of a disk. One that must be free whole would take no block.
+pub const PERCENT_RANGE: RangeInclusive<u8> = 0..=99;
 
 /// What the process has stated.
 static OVERRIDES: Mutex<Option<RemoteOverrides>> = Mutex::new(None);
@@ -94,6 +114,11 @@ impl RemoteOptions {
             outage_timeout,
             poll_interval,
             connections,
+            cache_dir,
+            cache_size,
+            cache_min_free,
+            no_cache,
+            offline,
         } = overrides;
         let environment = Environment { variable };
         let seconds = |stated, name, default| {
@@ -118,6 +143,15 @@ impl RemoteOptions {
                 "CKPTFS_CONNECTIONS",
                 CONNECTIONS_RANGE,
             )?,
+            cache: match environment.switch(no_cache, &["CKPTFS_NO_CACHE"])? {
+                true => CacheOptions::disabled(),
+                false => CacheOptions::new(
+                    cache_dir.or_else(|| environment.value("CKPTFS_CACHE_DIR").map(PathBuf::from)),
+                    environment.size(cache_size, "CKPTFS_CACHE_SIZE")?,
+                    environment.number(cache_min_free, "CKPTFS_CACHE_MIN_FREE", PERCENT_RANGE)?,
+                ),
+            },
+            offline: environment.switch(offline, &["CKPTFS_OFFLINE"])?,
         })
     }
 }
@@ -144,6 +178,18 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
             "1" | "true" | "yes" | "on" => Ok(true),
             "0" | "false" | "no" | "off" => Ok(false),
             _ => Err(RemoteError::Setting { name, value, expected: "1 or 0".to_owned() }),
+        }
+    }
+
+    /// A number of bytes, as people write them.
+    fn size(&self, stated: Option<u64>, name: &'static str) -> Result<Option<u64>, RemoteError> {
+        let (None, Some(value)) = (stated, self.value(name)) else { return Ok(stated) };
+        match parse_size(&value) {
+            Ok(size) => Ok(Some(size)),
+            Err(_) => {
+                let expected = "a size, such as 200G".to_owned();
+                Err(RemoteError::Setting { name, value, expected })
+            }
         }
     }
 
@@ -223,6 +269,10 @@ mod tests {
             ("CKPTFS_POLL_INTERVAL", "86401"),
             ("CKPTFS_CONNECTIONS", "0"),
             ("CKPTFS_CONNECTIONS", "257"),
+            ("CKPTFS_CACHE_SIZE", "much"),
+            ("CKPTFS_CACHE_MIN_FREE", "100"),
+            ("CKPTFS_NO_CACHE", "never"),
+            ("CKPTFS_OFFLINE", "2"),
         ] {
             let error = options(RemoteOverrides::default(), &[(name, value)]).unwrap_err();
             assert!(error.to_string().starts_with(&format!("{name} is {value:?}")), "{error}");

@@ -16,6 +16,7 @@ use object_store::path::Path as ObjectPath;
 use object_store::{BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::source::disk_cache::{CachedObject, CachedVersion, DiskCache};
 use crate::source::url::{SourceUrl, StoreKind};
 use crate::threads::lock;
 
@@ -37,14 +38,19 @@ const MAX_NAME_COUNT: usize = 100_000;
 
 /// Objects of one store, by their keys.
 pub struct RemoteStore {
-    client: Box<dyn ObjectStore>,
+    /// `None` if no request may be sent.
+    client: Option<Box<dyn ObjectStore>>,
     /// The URL that it was opened for, of which it is the host.
     url: SourceUrl,
     /// The process that opened it: connections do not survive a fork.
     pid: u32,
     kind: StoreKind,
-    /// Stands for the store in identities.
+    /// The kind, the endpoint and the bucket: what tells it from other stores, in the cache on disk too.
+    identity: String,
+    /// Stands for the store in identities of files.
     pub id: u64,
+    /// The cache on disk, if there is one.
+    cache: Option<Arc<DiskCache>>,
     pub options: RemoteOptions,
     in_flight: Semaphore,
     has_answered: AtomicBool,
@@ -141,10 +147,15 @@ impl RemoteStore {
         if let Some(store) = known {
             return Ok(store);
         }
-        let hash = blake3::hash(format!("{:?} {} {}", url.kind, key.endpoint, url.host).as_bytes());
+        let identity = format!("{:?} {} {}", url.kind, key.endpoint, url.host);
+        let hash = blake3::hash(identity.as_bytes());
         let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+        let cache = DiskCache::shared(&options.cache);
+        let client = if options.offline { None } else { Some(build_client(url, &options)?) };
         let store = Arc::new(RemoteStore {
-            client: build_client(url, &options)?,
+            client,
+            identity,
+            cache,
             url: url.clone(),
             pid: key.pid,
             kind: url.kind,
@@ -195,6 +206,22 @@ impl RemoteStore {
         RetryBudget::new(if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) })
     }
 
+    /// What the cache on disk has of a version of an object.
+    pub fn cached_object(&self, key: &str, version: &ObjectVersion) -> Option<CachedObject> {
+        let url = SourceUrl { key: key.to_owned(), ..self.url.clone() };
+        let version = version.to_cached(url.to_string(), self.identity.clone(), key.to_owned());
+        Some(self.cache.as_ref()?.object(version))
+    }
+
+    /// The objects that can be read without a request.
+    pub fn cached_versions(&self) -> Vec<CachedVersion> {
+        self.cache.as_ref().map(|cache| cache.versions(&self.identity)).unwrap_or_default()
+    }
+
+    fn client(&self) -> Result<&dyn ObjectStore, StoreFailure> {
+        self.client.as_deref().ok_or(StoreFailure::Permanent(RemoteError::Offline))
+    }
+
     fn object_path(&self, key: &str) -> Result<ObjectPath, StoreFailure> {
         let path = match self.kind {
             StoreKind::Http => ObjectPath::from_url_path(key),
@@ -222,7 +249,7 @@ impl RemoteStore {
     pub async fn head(&self, key: &str) -> Result<ObjectMeta, StoreFailure> {
         let path = self.object_path(key)?;
         let options = GetOptions { head: true, ..GetOptions::default() };
-        Ok(self.answered(self.client.get_opts(&path, options).await)?.meta)
+        Ok(self.answered(self.client()?.get_opts(&path, options).await)?.meta)
     }
 
     /// A range of an object of a version. The answer has just this range, and the same version.
@@ -238,7 +265,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.answered(self.client.get_opts(&path, options).await)?;
+        let answer = self.answered(self.client()?.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
         if !found.is_same(version) {
             return Err(StoreFailure::Changed);
@@ -258,7 +285,7 @@ impl RemoteStore {
             }
             (_, failure) => failure,
         };
-        let listed = self.client.list_with_delimiter(Some(&path)).await;
+        let listed = self.client()?.list_with_delimiter(Some(&path)).await;
         let listed = self.answered(listed).map_err(no_listing)?;
         if listed.objects.len() + listed.common_prefixes.len() > MAX_NAME_COUNT {
             let error = RemoteError::TooManyNames { limit: MAX_NAME_COUNT };

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use object_store::ObjectMeta;
 
+use crate::source::disk_cache::CachedVersion;
 use crate::source::metadata::{FileIdentity, FileState};
 
 use super::error::RemoteError;
@@ -41,6 +42,19 @@ impl ObjectVersion {
             true => Ok(version),
             false => Err(RemoteError::NoVersion),
         }
+    }
+
+    /// The version as the cache on disk knows it.
+    pub fn to_cached(&self, url: String, store: String, key: String) -> CachedVersion {
+        let ObjectVersion { etag, is_weak, modified, size } = self.clone();
+        CachedVersion { url, store, key, size, etag, is_weak, modified }
+    }
+
+    /// The version that the cache on disk has.
+    pub fn from_cached(cached: &CachedVersion) -> ObjectVersion {
+        let CachedVersion { url: _, store: _, key: _, size, etag, is_weak, modified } =
+            cached.clone();
+        ObjectVersion { etag, is_weak, modified, size }
     }
 
     /// The value of If-Match; `None` if the server could not compare it.

@@ -1,4 +1,4 @@
-//! Sizes on the command line: parsing, bounds and formatting.
+//! Sizes as people write them: parsing, bounds and formatting.
 
 /// Parses `512M`, `2G` or `64KiB`. Units are powers of 1024; `KB`, `MB`, `GB` and `TB` are powers of 1000. A size that
 /// overflows becomes `u64::MAX`, which no bound admits.

@@ -1,0 +1,286 @@
+//! The folder of the cache: room for new blocks, eviction of the least recently used, and open blocks.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use rustix::fs::Mode;
+
+use crate::private_folder::{create_private, open_private};
+use crate::temp_file::TempFile;
+use crate::threads::lock;
+
+use super::block::{BlockError, BlockReader};
+use super::limits::{CacheLimits, CacheOptions};
+use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
+use super::object::CachedObject;
+use super::usage::{ObjectFolder, object_folders};
+
+/// Blocks that stay open: readers that jump return to them. Each takes a descriptor, or two.
+const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(128).expect("is not zero");
+
+/// Bytes that this process writes before it looks at what others wrote meanwhile.
+const RESCAN_BYTES: u64 = 1 << 30;
+
+/// How long nothing is written after a failure: a full disk is not asked at each block.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// The cache of a folder.
+#[derive(Debug)]
+pub struct DiskCache {
+    folder: PathBuf,
+    limits: CacheLimits,
+    open_blocks: Mutex<LruCache<PathBuf, Arc<BlockReader>>>,
+    usage: Mutex<Usage>,
+    paused_until: Mutex<Option<Instant>>,
+}
+
+/// What the blocks take, as far as this process knows.
+#[derive(Debug, Default)]
+struct Usage {
+    bytes: u64,
+    /// Bytes that were written since the folder was looked at; `None` before the first look.
+    written: Option<u64>,
+}
+
+/// One object of a report, and what of it is there.
+#[derive(Debug)]
+pub struct CacheReport {
+    /// The object and its version.
+    pub version: CachedVersion,
+    /// Bytes of the object that are there.
+    pub cached_bytes: u64,
+    /// Bytes that its blocks take on the disk.
+    pub disk_bytes: u64,
+    /// Seconds since 1970 of its last use.
+    pub used: i64,
+}
+
+/// The caches of this process.
+static CACHES: Mutex<Option<HashMap<CacheOptions, Option<Arc<DiskCache>>>>> = Mutex::new(None);
+
+impl DiskCache {
+    /// The cache that the options name; `None` if they name none, or it cannot be used, which a warning says once.
+    pub fn shared(options: &CacheOptions) -> Option<Arc<DiskCache>> {
+        let folder = options.folder.as_ref()?;
+        let mut caches = lock(&CACHES);
+        let caches = caches.get_or_insert_default();
+        let cache = caches.entry(options.clone()).or_insert_with(|| {
+            let opened = DiskCache::open(options, folder);
+            if let Err(error) = &opened {
+                let folder = folder.display();
+                tracing::warn!(%folder, %error, "the cache on disk cannot be used: all is fetched from the store");
+            }
+            opened.ok().map(Arc::new)
+        });
+        cache.clone()
+    }
+
+    /// Opens the cache of a folder, and creates it if it is not there.
+    pub fn open(options: &CacheOptions, folder: &Path) -> io::Result<DiskCache> {
+        // A cache that was filled before may be read-only.
+        let opened =
+            create_private(folder).or_else(|error| open_private(folder).map_err(|_| error))?;
+        if rustix::fs::fstat(&opened)?.st_mode & 0o077 != 0 {
+            // Models may be secret. Without the right to change it, it stays as it is.
+            let _ = rustix::fs::fchmod(&opened, Mode::RWXU);
+        }
+        let disk = rustix::fs::fstatvfs(&opened)?;
+        Ok(DiskCache {
+            folder: folder.to_path_buf(),
+            limits: options.limits(disk.f_blocks.saturating_mul(disk.f_frsize)),
+            open_blocks: Mutex::new(LruCache::new(MAX_OPEN_BLOCKS)),
+            usage: Mutex::default(),
+            paused_until: Mutex::default(),
+        })
+    }
+
+    /// The blocks of a version of an object.
+    pub fn object(self: &Arc<Self>, version: CachedVersion) -> CachedObject {
+        CachedObject::new(Arc::clone(self), version)
+    }
+
+    /// The limits of its disk.
+    pub fn limits(&self) -> CacheLimits {
+        self.limits
+    }
+
+    pub(super) fn object_folder(&self, id: &ObjectId) -> PathBuf {
+        self.folder.join(id.to_string())
+    }
+
+    pub(super) fn open_block(
+        &self,
+        path: &Path,
+        object: &ObjectId,
+        range: &Range<u64>,
+    ) -> Result<Arc<BlockReader>, BlockError> {
+        if let Some(open) = lock(&self.open_blocks).get(path) {
+            return Ok(Arc::clone(open));
+        }
+        let opened = Arc::new(BlockReader::open(path, object, range)?);
+        lock(&self.open_blocks).put(path.to_path_buf(), Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    pub(super) fn forget_block(&self, path: &Path) {
+        lock(&self.open_blocks).pop(path);
+    }
+
+    /// Writes the manifest of an object, in a folder that is created with it.
+    pub(super) fn write_manifest(&self, folder: &Path, version: &CachedVersion) -> io::Result<()> {
+        create_private(folder)?;
+        let text = serde_json::to_vec_pretty(version)?;
+        let file = TempFile::create(folder, Some(MANIFEST_NAME.as_ref()), Mode::RUSR | Mode::WUSR)?;
+        file.file().write_all(&text)?;
+        file.take(&folder.join(MANIFEST_NAME), true)
+    }
+
+    /// Writes nothing for a while. Reads go on.
+    pub(super) fn pause_writes(&self, error: &io::Error) {
+        let paused = lock(&self.paused_until).replace(Instant::now() + PAUSE);
+        if paused.is_none() {
+            let folder = self.folder.display();
+            tracing::warn!(%folder, %error, "nothing more is kept in the cache on disk for now: make room, or choose another folder (CKPTFS_CACHE_DIR)");
+        }
+    }
+
+    /// Makes room for bytes that will be written. False if there is none.
+    pub(super) fn make_room(&self, bytes: u64) -> bool {
+        if lock(&self.paused_until).is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        let Ok(free) = self.free_bytes() else { return false };
+        let mut usage = lock(&self.usage);
+        let is_known = usage.written.is_some_and(|written| written < RESCAN_BYTES);
+        if is_known && self.limits.excess(usage.bytes, free, bytes) == 0 {
+            return true;
+        }
+        let folders = object_folders(&self.folder);
+        let used = folders.iter().map(ObjectFolder::disk_bytes).sum();
+        let excess = self.limits.excess(used, free, bytes);
+        let removed = if excess > 0 { self.evict(folders, excess) } else { 0 };
+        *usage = Usage { bytes: used - removed, written: Some(0) };
+        self.limits.excess(usage.bytes, free + removed, bytes) == 0
+    }
+
+    pub(super) fn add_usage(&self, bytes: u64) {
+        let mut usage = lock(&self.usage);
+        usage.bytes += bytes;
+        usage.written = usage.written.map(|written| written + bytes);
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let disk = rustix::fs::statvfs(&self.folder)?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    /// Removes the least recently used blocks, so many bytes at least. Returns how many.
+    fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> u64 {
+        let mut blocks: Vec<_> = folders.iter().flat_map(|folder| &folder.blocks).collect();
+        blocks.sort_unstable_by_key(|block| block.used);
+        let mut removed = 0;
+        for block in blocks {
+            if removed >= bytes {
+                break;
+            }
+            // Another process may have removed it: its room is there as well.
+            let _ = std::fs::remove_file(&block.path);
+            removed += block.disk_bytes;
+        }
+        folders.iter().for_each(|folder| self.remove_if_empty(folder));
+        tracing::debug!(bytes = removed, "the least recently used blocks of the cache are removed");
+        removed
+    }
+
+    /// Removes the folder of an object that has no blocks. If another process adds one meanwhile, the folder stays.
+    fn remove_if_empty(&self, folder: &ObjectFolder) {
+        let has_blocks = object_has_blocks(&folder.path);
+        if has_blocks {
+            return;
+        }
+        let version = folder.version();
+        let _ = std::fs::remove_file(folder.path.join(MANIFEST_NAME));
+        let is_removed = std::fs::remove_dir(&folder.path).is_ok();
+        if let (false, Some((version, _))) = (is_removed, version) {
+            let _ = self.write_manifest(&folder.path, &version);
+        }
+    }
+
+    /// The objects that it has, by URL.
+    pub fn report(&self) -> Vec<CacheReport> {
+        let report = |folder: &ObjectFolder| {
+            let (version, _) = folder.version()?;
+            Some(CacheReport {
+                version,
+                cached_bytes: folder.covered_bytes(),
+                disk_bytes: folder.disk_bytes(),
+                used: folder.blocks.iter().map(|block| block.used).max().unwrap_or(0),
+            })
+        };
+        let mut reports: Vec<_> = object_folders(&self.folder).iter().filter_map(report).collect();
+        reports.sort_by(|a, b| (&a.version.url, a.used).cmp(&(&b.version.url, b.used)));
+        reports
+    }
+
+    /// The versions of a store's objects, each the one that was seen last.
+    pub fn versions(&self, store: &str) -> Vec<CachedVersion> {
+        let mut newest = HashMap::<String, (i64, CachedVersion)>::new();
+        for (version, seen) in object_folders(&self.folder).iter().filter_map(ObjectFolder::version)
+        {
+            if version.store != store {
+                continue;
+            }
+            match newest.get(&version.key) {
+                Some((at, _)) if *at >= seen => {}
+                _ => drop(newest.insert(version.key.clone(), (seen, version))),
+            }
+        }
+        newest.into_values().map(|(_, version)| version).collect()
+    }
+
+    /// Removes blocks: of the objects that `select` chooses, down to so many bytes of all. Returns how many bytes.
+    pub fn prune(&self, max_bytes: u64, select: impl Fn(&CachedVersion) -> bool) -> u64 {
+        let mut folders = object_folders(&self.folder);
+        let used: u64 = folders.iter().map(ObjectFolder::disk_bytes).sum();
+        // A folder without a manifest is no use to anybody.
+        folders.retain(|folder| folder.version().is_none_or(|(version, _)| select(&version)));
+        self.evict(folders, used.saturating_sub(max_bytes))
+    }
+
+    /// Compares all blocks with their checksums, and removes those that differ. Calls `on_block` with the bytes of
+    /// each and whether it was whole.
+    pub fn verify(&self, on_block: &mut dyn FnMut(&Path, u64, bool)) -> io::Result<()> {
+        for folder in object_folders(&self.folder) {
+            for block in &folder.blocks {
+                let opened = BlockReader::open(&block.path, &folder.id, &block.range);
+                let is_whole = match opened.and_then(|reader| reader.verify()) {
+                    Ok(()) => true,
+                    Err(BlockError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                        continue;
+                    }
+                    Err(BlockError::Io(error)) => return Err(error),
+                    Err(BlockError::Corrupt) => {
+                        std::fs::remove_file(&block.path)?;
+                        false
+                    }
+                };
+                on_block(&block.path, block.range.end - block.range.start, is_whole);
+            }
+            self.remove_if_empty(&folder);
+        }
+        Ok(())
+    }
+}
+
+fn object_has_blocks(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| name != MANIFEST_NAME)
+}

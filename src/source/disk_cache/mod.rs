@@ -1,0 +1,19 @@
+//! A cache of remote objects on the disks of this machine, which all processes of a user share.
+//!
+//! Each version of an object has a folder, and in it a file for each range that was read (a block). A block has no name
+//! until it is whole, and is never changed: no lock is needed, and a killed process leaves nothing. The least recently
+//! used blocks are removed where space ends. Whoever reads compares checksums.
+//!
+//! What a version is, and whether it is still the newest, is known to the callers: the cache has no network.
+
+mod block;
+mod folder;
+mod limits;
+mod manifest;
+mod object;
+mod usage;
+
+pub use folder::{CacheReport, DiskCache};
+pub use limits::CacheOptions;
+pub use manifest::{CachedVersion, ObjectId};
+pub use object::CachedObject;

@@ -1,0 +1,80 @@
+//! What lies in the folder of the cache, as it is on the disk.
+
+use std::fs::DirEntry;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::block::parse_block_name;
+use super::manifest::{CachedVersion, MANIFEST_NAME, MAX_MANIFEST_BYTES, ObjectId};
+
+/// The folder of one version of an object.
+#[derive(Debug)]
+pub struct ObjectFolder {
+    pub path: PathBuf,
+    pub id: ObjectId,
+    pub blocks: Vec<BlockFile>,
+}
+
+/// The file of a block.
+#[derive(Debug)]
+pub struct BlockFile {
+    pub path: PathBuf,
+    pub range: std::ops::Range<u64>,
+    /// Bytes that it takes on the disk.
+    pub disk_bytes: u64,
+    /// Seconds since 1970 of its last use.
+    pub used: i64,
+}
+
+/// The folders of all objects. What is not the cache's own is left alone.
+pub fn object_folders(folder: &Path) -> Vec<ObjectFolder> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folder_of = |entry: DirEntry| {
+        let id = ObjectId::parse(entry.file_name().to_str()?)?;
+        let path = entry.path();
+        let blocks = block_files(&path);
+        Some(ObjectFolder { path, id, blocks })
+    };
+    entries.filter_map(folder_of).collect()
+}
+
+fn block_files(folder: &Path) -> Vec<BlockFile> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let block = |entry: DirEntry| {
+        let range = parse_block_name(entry.file_name().to_str()?)?;
+        let metadata = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let (disk_bytes, used) = (metadata.blocks() * 512, metadata.atime());
+        Some(BlockFile { path: entry.path(), range, disk_bytes, used })
+    };
+    entries.filter_map(block).collect()
+}
+
+impl ObjectFolder {
+    /// Bytes that its blocks take on the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.disk_bytes).sum()
+    }
+
+    /// The version that its manifest states, and the time at which it was last seen; `None` if that is not whole.
+    pub fn version(&self) -> Option<(CachedVersion, i64)> {
+        let path = self.path.join(MANIFEST_NAME);
+        let metadata = std::fs::symlink_metadata(&path).ok()?;
+        if !metadata.is_file() || metadata.len() > MAX_MANIFEST_BYTES {
+            return None;
+        }
+        let version: CachedVersion = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+        (version.id() == self.id).then_some((version, metadata.mtime()))
+    }
+
+    /// Bytes of the object that its blocks have, overlaps counted once.
+    pub fn covered_bytes(&self) -> u64 {
+        let mut ranges: Vec<_> = self.blocks.iter().map(|block| block.range.clone()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let (mut covered, mut end) = (0, 0);
+        for range in ranges {
+            covered += range.end.saturating_sub(range.start.max(end));
+            end = end.max(range.end);
+        }
+        covered
+    }
+}
