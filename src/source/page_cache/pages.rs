@@ -286,7 +286,7 @@ mod tests {
         }
         test_file::sync(&dir);
         fadvise(file.descriptor().unwrap(), 0, None, Advice::DontNeed).unwrap();
-        let pages = || count_cached_pages(&file, &(0..LEN_BYTES as u64)).unwrap();
+        let pages = || count_pages_of(&file, &(0..LEN_BYTES as u64)).unwrap();
         assert_eq!(pages(), 0);
         assert!(!reported.read_cached(&file, &mut buf, 12_345));
         assert!(!reported.contains(&file, &(0..10)));
