@@ -72,9 +72,8 @@ pub(super) fn count_bytes(bytes: usize) {
 
 /// Counts bytes of an object that the cache on disk had.
 #[cfg(feature = "remote")]
-#[expect(dead_code, reason = "there is no cache on disk yet")]
-pub(super) fn count_cached(bytes: usize) {
-    CACHED_BYTES.fetch_add(bytes as u64, Relaxed);
+pub(super) fn count_cached(bytes: u64) {
+    CACHED_BYTES.fetch_add(bytes, Relaxed);
 }
 
 /// Counts a request that is sent again.
