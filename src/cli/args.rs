@@ -30,6 +30,10 @@ pub enum Command {
     Inspect(InspectArgs),
     Export(ExportArgs),
     Verify(VerifyArgs),
+    #[cfg(feature = "remote")]
+    Fetch(FetchArgs),
+    #[cfg(feature = "remote")]
+    Cache(CacheArgs),
     #[cfg(feature = "mount")]
     Mount(MountArgs),
     #[cfg(feature = "mount")]
@@ -50,6 +54,10 @@ impl Command {
             Command::Inspect(args) => args.json,
             Command::Export(args) => args.json,
             Command::Verify(args) => args.json,
+            #[cfg(feature = "remote")]
+            Command::Fetch(args) => args.json,
+            #[cfg(feature = "remote")]
+            Command::Cache(args) => args.json,
             #[cfg(feature = "mount")]
             Command::Status(args) => args.json,
             #[cfg(feature = "mount")]
@@ -67,6 +75,10 @@ impl Command {
             Command::Inspect(args) => Some(&args.store_args),
             Command::Export(args) => Some(&args.store_args),
             Command::Verify(args) => Some(&args.store_args),
+            #[cfg(feature = "remote")]
+            Command::Fetch(args) => Some(&args.store_args),
+            #[cfg(feature = "remote")]
+            Command::Cache(args) => Some(&args.store_args),
             #[cfg(feature = "mount")]
             Command::Mount(args) => Some(&args.store_args),
             #[cfg(feature = "mount")]
@@ -179,6 +191,55 @@ pub struct VerifyArgs {
     pub json: bool,
     #[command(flatten)]
     pub store_args: StoreArgs,
+}
+
+/// Fetch what is in a store into the cache on disk
+#[cfg(feature = "remote")]
+#[derive(Debug, Parser)]
+#[command(after_help = help_text::FETCH)]
+pub struct FetchArgs {
+    /// Directories or checkpoints in stores
+    #[arg(value_name = "URL", required = true)]
+    pub urls: Vec<PathBuf>,
+    #[command(flatten)]
+    pub view_args: ViewArgs,
+    /// Print JSON, as docs/formats.md describes it
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
+}
+
+/// List, shrink or check the cache of object stores
+#[cfg(feature = "remote")]
+#[derive(Debug, Parser)]
+#[command(after_help = help_text::CACHE)]
+pub struct CacheArgs {
+    /// What to do with the cache
+    pub action: CacheAction,
+    /// Only objects at or beneath these URLs
+    #[arg(value_name = "URL")]
+    pub urls: Vec<PathBuf>,
+    /// Prune to this size, least recently used first [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
+    pub to: Option<u64>,
+    /// Print JSON, as docs/formats.md describes it
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
+}
+
+/// What is done with the cache.
+#[cfg(feature = "remote")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum CacheAction {
+    /// List the objects that it has
+    Ls,
+    /// Remove objects
+    Prune,
+    /// Compare all bytes with their checksums
+    Verify,
 }
 
 /// How checkpoints are parsed.

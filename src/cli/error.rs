@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use crate::checkpoint::CheckpointError;
 use crate::export::ExportError;
+#[cfg(feature = "remote")]
+use crate::fetch::FetchError;
 #[cfg(feature = "mount")]
 use crate::mount::MountError;
 use crate::view::ViewError;
@@ -155,6 +157,17 @@ impl From<ExportError> for CommandError {
             error @ ExportError::OtherSuffix { .. } => {
                 CommandError::new(EXIT_USAGE, &error, error.remedy())
             }
+            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
+        }
+    }
+}
+
+#[cfg(feature = "remote")]
+impl From<FetchError> for CommandError {
+    fn from(error: FetchError) -> Self {
+        match error {
+            FetchError::View(error) => CommandError::from(error),
+            FetchError::VirtualFile(error) => CommandError::from(error),
             error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
         }
     }

@@ -48,6 +48,28 @@ Examples:
   ckptfs verify a.safetensors b.safetensors
   ckptfs verify runs/last.ckpt --against last.safetensors";
 
+#[cfg(feature = "remote")]
+pub const FETCH: &str = "\
+Fetches everything that a mount of URL would show: checkpoints, and the files beside them. What the cache has already \
+is not fetched again, so that a fetch that was stopped goes on. Later loads and mounts read from the cache, after one \
+request that compares versions; with --offline, without any.
+
+Examples:
+  ckptfs fetch s3://bucket/models/llama
+  ckptfs fetch --cache-dir /scratch/blocks gs://bucket/models az://container/runs/step-9000";
+
+#[cfg(feature = "remote")]
+pub const CACHE: &str = "\
+The cache is shared by all processes of a user. Each part of it can be removed at any time, also by hand. `prune` \
+without --to removes everything, or everything beneath the URLs. `verify` removes what differs from its checksum, and \
+exits with 1 if there was any.
+
+Examples:
+  ckptfs cache ls
+  ckptfs cache prune --to 50G
+  ckptfs cache prune s3://bucket/models/llama
+  ckptfs cache verify";
+
 #[cfg(feature = "mount")]
 pub const MOUNT: &str = "\
 Returns when the mount answers. A daemon serves the mount until it is unmounted; with --foreground, this process does.

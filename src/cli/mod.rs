@@ -16,7 +16,6 @@ mod option_values;
 mod output;
 mod progress;
 pub(crate) mod python_commands;
-#[cfg(feature = "mount")]
 mod store_args;
 mod stuck_path_check;
 mod terminal_text;
@@ -29,6 +28,8 @@ use std::process::ExitCode;
 use crate::source::raise_file_limit;
 
 use args::Command;
+#[cfg(feature = "remote")]
+use commands::{cache, fetch};
 use commands::{completions, export, inspect, ls, verify};
 #[cfg(feature = "mount")]
 use commands::{doctor, mount, status, unmount};
@@ -88,6 +89,10 @@ pub fn run(words: Vec<OsString>) -> u8 {
         (Command::Inspect(args), Ok(())) => inspect::run(args, &mut out),
         (Command::Export(args), Ok(())) => export::run(args, &mut out),
         (Command::Verify(args), Ok(())) => verify::run(args, &mut out),
+        #[cfg(feature = "remote")]
+        (Command::Fetch(args), Ok(())) => fetch::run(args, &mut out),
+        #[cfg(feature = "remote")]
+        (Command::Cache(args), Ok(())) => cache::run(args, &mut out),
         #[cfg(feature = "mount")]
         (Command::Mount(args), Ok(())) => mount::run(args, launch),
         #[cfg(feature = "mount")]

@@ -72,6 +72,21 @@ impl export::ExportProgress for ProgressMeter {
     }
 }
 
+#[cfg(feature = "remote")]
+impl crate::fetch::FetchProgress for ProgressMeter {
+    fn on_total(&self, bytes: u64) {
+        self.bar.set_length(bytes);
+    }
+
+    fn on_fetch(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    fn should_stop(&self) -> bool {
+        self.stop.is_set()
+    }
+}
+
 impl verify::VerifyProgress for ProgressMeter {
     fn add_bytes(&self, bytes: u64) {
         self.bar.inc(bytes);

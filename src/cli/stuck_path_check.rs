@@ -26,6 +26,9 @@ fn paths_of(command: &Command) -> Vec<&Path> {
         Command::Export(args) => vec![&args.path, &args.out],
         Command::Verify(args) => args.against.as_deref().into_iter().collect(),
         Command::Man(args) => args.dir.as_deref().into_iter().collect(),
+        // URLs.
+        #[cfg(feature = "remote")]
+        Command::Fetch(_) | Command::Cache(_) => Vec::new(),
         #[cfg(feature = "mount")]
         Command::Mount(args) => {
             let log = args.log_file.as_deref();

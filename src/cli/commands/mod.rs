@@ -1,9 +1,13 @@
 //! The commands, one module each, in the order of `--help`.
 
+#[cfg(feature = "remote")]
+pub mod cache;
 pub mod completions;
 #[cfg(feature = "mount")]
 pub mod doctor;
 pub mod export;
+#[cfg(feature = "remote")]
+pub mod fetch;
 pub mod inspect;
 pub mod ls;
 #[cfg(feature = "mount")]

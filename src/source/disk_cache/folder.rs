@@ -61,6 +61,15 @@ pub struct CacheReport {
     pub used: i64,
 }
 
+/// Blocks that were removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemovedBlocks {
+    /// The number of blocks.
+    pub count: usize,
+    /// Bytes that they took on the disk.
+    pub bytes: u64,
+}
+
 /// The caches of this process.
 static CACHES: Mutex<Option<HashMap<CacheOptions, Option<Arc<DiskCache>>>>> = Mutex::new(None);
 
@@ -164,7 +173,7 @@ impl DiskCache {
         let folders = object_folders(&self.folder);
         let used = folders.iter().map(ObjectFolder::disk_bytes).sum();
         let excess = self.limits.excess(used, free, bytes);
-        let removed = if excess > 0 { self.evict(folders, excess) } else { 0 };
+        let removed = if excess > 0 { self.evict(folders, excess).bytes } else { 0 };
         *usage = Usage { bytes: used - removed, written: Some(0) };
         self.limits.excess(usage.bytes, free + removed, bytes) == 0
     }
@@ -180,21 +189,25 @@ impl DiskCache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
-    /// Removes the least recently used blocks, so many bytes at least. Returns how many.
-    fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> u64 {
+    /// Removes the least recently used blocks, so many bytes at least.
+    fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> RemovedBlocks {
         let mut blocks: Vec<_> = folders.iter().flat_map(|folder| &folder.blocks).collect();
         blocks.sort_unstable_by_key(|block| block.used);
-        let mut removed = 0;
+        let mut removed = RemovedBlocks::default();
         for block in blocks {
-            if removed >= bytes {
+            if removed.bytes >= bytes {
                 break;
             }
             // Another process may have removed it: its room is there as well.
             let _ = std::fs::remove_file(&block.path);
-            removed += block.disk_bytes;
+            removed.bytes += block.disk_bytes;
+            removed.count += 1;
         }
         folders.iter().for_each(|folder| self.remove_if_empty(folder));
-        tracing::debug!(bytes = removed, "the least recently used blocks of the cache are removed");
+        tracing::debug!(
+            bytes = removed.bytes,
+            "the least recently used blocks of the cache are removed"
+        );
         removed
     }
 
@@ -244,19 +257,26 @@ impl DiskCache {
         newest.into_values().map(|(_, version)| version).collect()
     }
 
-    /// Removes blocks: of the objects that `select` chooses, down to so many bytes of all. Returns how many bytes.
-    pub fn prune(&self, max_bytes: u64, select: impl Fn(&CachedVersion) -> bool) -> u64 {
+    /// Removes blocks: of the objects that `select` chooses, down to so many bytes of these.
+    pub fn prune(&self, max_bytes: u64, select: impl Fn(&CachedVersion) -> bool) -> RemovedBlocks {
         let mut folders = object_folders(&self.folder);
-        let used: u64 = folders.iter().map(ObjectFolder::disk_bytes).sum();
         // A folder without a manifest is no use to anybody.
         folders.retain(|folder| folder.version().is_none_or(|(version, _)| select(&version)));
+        let used: u64 = folders.iter().map(ObjectFolder::disk_bytes).sum();
         self.evict(folders, used.saturating_sub(max_bytes))
     }
 
-    /// Compares all blocks with their checksums, and removes those that differ. Calls `on_block` with the bytes of
-    /// each and whether it was whole.
-    pub fn verify(&self, on_block: &mut dyn FnMut(&Path, u64, bool)) -> io::Result<()> {
+    /// Compares the blocks of the objects that `select` chooses with their checksums, and removes those that differ.
+    /// Calls `on_block` with the bytes of each and whether it was whole, until that returns false.
+    pub fn verify(
+        &self,
+        select: &dyn Fn(&CachedVersion) -> bool,
+        on_block: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> io::Result<()> {
         for folder in object_folders(&self.folder) {
+            if !folder.version().is_none_or(|(version, _)| select(&version)) {
+                continue;
+            }
             for block in &folder.blocks {
                 let opened = BlockReader::open(&block.path, &folder.id, &block.range);
                 let is_whole = match opened.and_then(|reader| reader.verify()) {
@@ -270,7 +290,9 @@ impl DiskCache {
                         false
                     }
                 };
-                on_block(&block.path, block.range.end - block.range.start, is_whole);
+                if !on_block(block.range.end - block.range.start, is_whole) {
+                    return Ok(());
+                }
             }
             self.remove_if_empty(&folder);
         }

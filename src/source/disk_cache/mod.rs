@@ -13,7 +13,7 @@ mod manifest;
 mod object;
 mod usage;
 
-pub use folder::{CacheReport, DiskCache};
+pub use folder::{CacheReport, DiskCache, RemovedBlocks};
 pub use limits::CacheOptions;
 pub use manifest::{CachedVersion, ObjectId};
 pub use object::CachedObject;
