@@ -40,7 +40,7 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
     pub cache_size: Option<u64>,
-    /// Leave so much of the disk free [default: 10]
+    /// Leave so much of the disk free [default: 5]
     #[cfg(feature = "remote")]
     #[arg(long, hide_short_help = true, value_name = "PERCENT", value_parser = parse::percent())]
     pub cache_min_free: Option<u8>,

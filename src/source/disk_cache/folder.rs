@@ -155,7 +155,7 @@ impl DiskCache {
         let paused = lock(&self.paused_until).replace(Instant::now() + PAUSE);
         if paused.is_none() {
             let folder = self.folder.display();
-            tracing::warn!(%folder, %error, "nothing more is kept in the cache on disk for now: make room, or choose another folder (CKPTFS_CACHE_DIR)");
+            tracing::warn!(%folder, %error, "nothing more is kept in the cache on disk for now: make room, or change CKPTFS_CACHE_DIR, CKPTFS_CACHE_SIZE or CKPTFS_CACHE_MIN_FREE");
         }
     }
 
@@ -167,15 +167,24 @@ impl DiskCache {
         let Ok(free) = self.free_bytes() else { return false };
         let mut usage = lock(&self.usage);
         let is_known = usage.written.is_some_and(|written| written < RESCAN_BYTES);
-        if is_known && self.limits.excess(usage.bytes, free, bytes) == 0 {
+        if is_known && self.limits.has_room(usage.bytes, free, bytes) {
             return true;
         }
         let folders = object_folders(&self.folder);
         let used = folders.iter().map(ObjectFolder::disk_bytes).sum();
-        let excess = self.limits.excess(used, free, bytes);
-        let removed = if excess > 0 { self.evict(folders, excess).bytes } else { 0 };
+        let removed = match self.limits.has_room(used, free, bytes) {
+            true => 0,
+            false => self.evict(folders, self.limits.excess(used, free, bytes)).bytes,
+        };
         *usage = Usage { bytes: used - removed, written: Some(0) };
-        self.limits.excess(usage.bytes, free + removed, bytes) == 0
+        let has_room = self.limits.has_room(usage.bytes, free + removed, bytes);
+        if !has_room {
+            self.pause_writes(&io::Error::other(format!(
+                "it has {} bytes at most, and leaves {} of the disk free",
+                self.limits.max_bytes, self.limits.min_free_bytes
+            )));
+        }
+        has_room
     }
 
     pub(super) fn add_usage(&self, bytes: u64) {
@@ -233,7 +242,7 @@ impl DiskCache {
                 version,
                 cached_bytes: folder.covered_bytes(),
                 disk_bytes: folder.disk_bytes(),
-                used: folder.blocks.iter().map(|block| block.used).max().unwrap_or(0),
+                used: folder.blocks.iter().map(|block| block.used.0).max().unwrap_or(0),
             })
         };
         let mut reports: Vec<_> = object_folders(&self.folder).iter().filter_map(report).collect();
@@ -243,7 +252,7 @@ impl DiskCache {
 
     /// The versions of a store's objects, each the one that was seen last.
     pub fn versions(&self, store: &str) -> Vec<CachedVersion> {
-        let mut newest = HashMap::<String, (i64, CachedVersion)>::new();
+        let mut newest = HashMap::<String, ((i64, i64), CachedVersion)>::new();
         for (version, seen) in object_folders(&self.folder).iter().filter_map(ObjectFolder::version)
         {
             if version.store != store {

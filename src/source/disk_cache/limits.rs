@@ -19,7 +19,7 @@ pub struct CacheOptions {
 const DEFAULT_SHARE: u64 = 5;
 
 /// The percentage of the disk that stays free: other programs need room, and full filesystems are slow.
-const DEFAULT_MIN_FREE_PERCENT: u8 = 10;
+const DEFAULT_MIN_FREE_PERCENT: u8 = 5;
 
 /// The limits in bytes of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +62,21 @@ impl CacheOptions {
 }
 
 impl CacheLimits {
-    /// Bytes to remove so that so many more have room: none while there is room, else enough for some time.
+    /// Whether so many more bytes have room.
+    pub fn has_room(&self, used: u64, free: u64, needed: u64) -> bool {
+        self.lacking(used, free, needed) == 0
+    }
+
+    /// Bytes to remove where so many more have no room. A twentieth of the limit more than that, so that not every block
+    /// begins an eviction.
     pub fn excess(&self, used: u64, free: u64, needed: u64) -> u64 {
-        let over = (used + needed).saturating_sub(self.max_bytes);
-        let under = (self.min_free_bytes + needed).saturating_sub(free);
-        match over.max(under) {
-            0 => 0,
-            // A twentieth more, so that not every block begins an eviction.
-            excess => (excess + self.max_bytes / 20).min(used),
-        }
+        self.lacking(used, free, needed).saturating_add(self.max_bytes / 20)
+    }
+
+    fn lacking(&self, used: u64, free: u64, needed: u64) -> u64 {
+        let over = used.saturating_add(needed).saturating_sub(self.max_bytes);
+        let under = self.min_free_bytes.saturating_add(needed).saturating_sub(free);
+        over.max(under)
     }
 }
 
@@ -81,11 +87,12 @@ mod tests {
     #[test]
     fn blocks_are_removed_where_they_exceed_a_limit_or_the_disk_is_full() {
         let limits = CacheLimits { max_bytes: 1000, min_free_bytes: 100 };
-        assert_eq!(limits.excess(500, 1000, 10), 0);
+        assert!(limits.has_room(500, 1000, 10) && limits.has_room(990, 110, 10));
+        assert!(!limits.has_room(991, 1000, 10) && !limits.has_room(0, 109, 10));
+        assert!(!limits.has_room(0, 5000, 1001));
         assert_eq!(limits.excess(1000, 1000, 10), 10 + 50);
         assert_eq!(limits.excess(500, 60, 10), 50 + 50);
-        assert_eq!(limits.excess(20, 0, 10), 20);
         let options = CacheOptions::new(None, None, None);
-        assert_eq!(options.limits(1000), CacheLimits { max_bytes: 200, min_free_bytes: 100 });
+        assert_eq!(options.limits(1000), CacheLimits { max_bytes: 200, min_free_bytes: 50 });
     }
 }

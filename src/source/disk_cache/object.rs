@@ -121,14 +121,14 @@ impl CachedObject {
         false
     }
 
-    /// Begins to keep bytes from a position on; `None` if the cache takes none now.
-    pub fn write(&self, start: u64) -> Option<BlockFill<'_>> {
-        let writer = self.begin(start)?;
-        Some(BlockFill { object: self, writer: Some(writer) })
+    /// Begins to keep the bytes of a range; `None` if the cache takes none now.
+    pub fn write(&self, range: &Range<u64>) -> Option<BlockFill<'_>> {
+        let writer = self.begin(range.start, range.end)?;
+        Some(BlockFill { object: self, end: range.end, writer: Some(writer) })
     }
 
-    fn begin(&self, start: u64) -> Option<BlockWriter> {
-        if !self.cache.make_room(MAX_BLOCK_BYTES) {
+    fn begin(&self, start: u64, end: u64) -> Option<BlockWriter> {
+        if !self.cache.make_room((end - start).min(MAX_BLOCK_BYTES)) {
             return None;
         }
         let create = || {
@@ -191,6 +191,7 @@ impl KnownBlocks {
 /// not kept.
 pub struct BlockFill<'a> {
     object: &'a CachedObject,
+    end: u64,
     /// `None` after a failure.
     writer: Option<BlockWriter>,
 }
@@ -213,7 +214,8 @@ impl BlockFill<'_> {
                 if let Some(full) = self.writer.take() {
                     self.object.finish(full);
                 }
-                self.writer = self.object.begin(next);
+                self.writer =
+                    if next < self.end { self.object.begin(next, self.end) } else { None };
             }
         }
     }

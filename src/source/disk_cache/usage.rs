@@ -22,8 +22,8 @@ pub struct BlockFile {
     pub range: std::ops::Range<u64>,
     /// Bytes that it takes on the disk.
     pub disk_bytes: u64,
-    /// Seconds since 1970 of its last use.
-    pub used: i64,
+    /// The time of its last use: seconds since 1970, and nanoseconds.
+    pub used: (i64, i64),
 }
 
 /// The folders of all objects. What is not the cache's own is left alone.
@@ -43,7 +43,8 @@ fn block_files(folder: &Path) -> Vec<BlockFile> {
     let block = |entry: DirEntry| {
         let range = parse_block_name(entry.file_name().to_str()?)?;
         let metadata = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        let (disk_bytes, used) = (metadata.blocks() * 512, metadata.atime());
+        let (disk_bytes, used) =
+            (metadata.blocks() * 512, (metadata.atime(), metadata.atime_nsec()));
         Some(BlockFile { path: entry.path(), range, disk_bytes, used })
     };
     entries.filter_map(block).collect()
@@ -56,14 +57,14 @@ impl ObjectFolder {
     }
 
     /// The version that its manifest states, and the time at which it was last seen; `None` if that is not whole.
-    pub fn version(&self) -> Option<(CachedVersion, i64)> {
+    pub fn version(&self) -> Option<(CachedVersion, (i64, i64))> {
         let path = self.path.join(MANIFEST_NAME);
         let metadata = std::fs::symlink_metadata(&path).ok()?;
         if !metadata.is_file() || metadata.len() > MAX_MANIFEST_BYTES {
             return None;
         }
         let version: CachedVersion = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
-        (version.id() == self.id).then_some((version, metadata.mtime()))
+        (version.id() == self.id).then_some((version, (metadata.mtime(), metadata.mtime_nsec())))
     }
 
     /// Bytes of the object that its blocks have, overlaps counted once.

@@ -134,7 +134,7 @@ impl RemoteFile {
         let store = self.store.of_this_process()?;
         let _permit = store.permit().await;
         let mut budget = store.retry_budget();
-        let mut fill = cached.and_then(|cached| cached.write(range.start));
+        let mut fill = cached.and_then(|cached| cached.write(&range));
         let mut place = |bytes: &[u8], at: u64| {
             copy_to_targets(bytes, at, targets);
             if let Some(fill) = &mut fill {

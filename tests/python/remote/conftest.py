@@ -29,6 +29,8 @@ def store(server, monkeypatch):
     server.fault()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    # What is read must come from the server. Tests of the cache have one of their own.
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
     yield server
     server.fault()
 

@@ -1,0 +1,305 @@
+"""The cache on disk: what was fetched once is read from there, after a comparison of versions. Whatever happens to its
+files, bytes are right."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from safetensors.torch import load_file as load_plain
+from safetensors.torch import save_file
+
+from compare import check_same
+from program import DONE, FAILED, find_binary
+from stores import SECRET
+
+# Names of a directory, the state of objects: no bytes of models.
+FEW_BYTES = 100_000
+
+
+@pytest.fixture
+def cache(store, monkeypatch, tmp_path):
+    """The folder of an empty cache."""
+    monkeypatch.delenv("CKPTFS_NO_CACHE")
+    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
+    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
+    return tmp_path / "blocks"
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch, cache):
+    """A disk of 3 MiB with the folder of the cache."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M,mode=700", "tmpfs", disk], check=True)
+    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(disk / "blocks"))
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def blocks(cache):
+    return [path for path in cache.glob("*/*-*") if path.is_file()]
+
+
+def exported(ckptfs, url, tmp_path, *options):
+    """The tensors of an export, and the bytes that the server sent meanwhile."""
+    out = tmp_path / "out.safetensors"
+    return load_plain(ckptfs.export(url, out, "--force", *options))
+
+
+@pytest.mark.parametrize("model", ["sharded", "pickled", "dcp", "zero"])
+def test_a_second_read_fetches_no_bytes(ckptfs, mounts, store, models, cache, tmp_path, model):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/{model}", tmp_path)
+    fetched = store.stats["bytes"]
+    store.fault()
+    check_same(exported(ckptfs, f"{url}/{model}", tmp_path), expected)
+    mount = mounts(f"{url}/{model}")
+    check_same(load_plain(mount / "model.safetensors"), expected)
+    stats = store.stats
+    assert stats["bytes"] < fetched / 2 and stats["requests"] > 0
+    # CACHED
+    store.fault()
+    check_same(exported(ckptfs, f"{url}/{model}", tmp_path, "--no-cache"), expected)
+    assert store.stats["bytes"] >= fetched
+
+
+def test_a_changed_object_is_fetched_anew(ckptfs, store, cache, tmp_path):
+    for value in (1, 2):
+        store_tensor(store, "changing/model.safetensors", value, tmp_path)
+        [tensor] = exported(ckptfs, "s3://bucket/changing", tmp_path).values()
+        assert tensor.unique().tolist() == [value]
+    # Without a server, the version that was seen last counts.
+    store.fault(is_down=True)
+    [tensor] = exported(ckptfs, "s3://bucket/changing", tmp_path, "--offline").values()
+    assert tensor.unique().tolist() == [2]
+
+
+def store_tensor(store, key, value, tmp_path, length=300_000):
+    save_file({"t": torch.full((length,), float(value))}, tmp_path / "t.safetensors")
+    store.put(key, (tmp_path / "t.safetensors").read_bytes())
+
+
+def test_what_was_fetched_is_read_offline(ckptfs, mounts, store, models, cache, tmp_path):
+    _, url, kinds = models
+    report = ckptfs("fetch", "--json", url).json()
+    assert report["files"] >= len(kinds) and report["bytes"] > FEW_BYTES
+    again = ckptfs("fetch", "--json", url).json()
+    assert again == {**report, "cached_bytes": report["bytes"]}
+    expected = {kind: exported(ckptfs, f"{url}/{kind}", tmp_path, "--no-cache") for kind in kinds}
+    listed = ckptfs("ls", "-r", "--json", url).json()
+    store.fault(is_down=True)
+    for kind in kinds:
+        check_same(exported(ckptfs, f"{url}/{kind}", tmp_path, "--offline"), expected[kind])
+    names = lambda listings: [(one["path"], [(e["name"], e["kind"]) for e in one["entries"]]) for one in listings]
+    assert names(ckptfs("ls", "-r", "--json", "--offline", url).json()) == names(listed)
+    mount = mounts(url, "--offline")
+    for kind in kinds:
+        check_same(load_plain(mount / kind / "model.safetensors"), expected[kind])
+    assert store.stats["requests"] == 0
+    missing = ckptfs("inspect", "--offline", "s3://bucket/elsewhere")
+    assert missing.code == FAILED and "ckptfs fetch" in missing.stderr
+
+
+def test_credentials_are_not_needed_offline_and_never_stored(ckptfs, store, models, cache, tmp_path, monkeypatch):
+    _, url, _ = models
+    assert ckptfs("fetch", f"{url}/sharded").code == DONE
+    for path in cache.rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert ckptfs("inspect", "--offline", f"{url}/sharded").code == DONE
+
+
+def test_a_fetch_that_was_killed_goes_on(ckptfs, store, cache, tmp_path):
+    tensors = {f"t{n}": torch.full((1 << 20,), float(n)) for n in range(24)}
+    save_file(tensors, tmp_path / "t.safetensors")
+    size = (tmp_path / "t.safetensors").stat().st_size
+    store.put("long/model.safetensors", (tmp_path / "t.safetensors").read_bytes())
+    store.fault(path="/long/", bytes_per_second=8_000_000)
+    fetch = subprocess.Popen([find_binary(), "fetch", "--connections", "1", "s3://bucket/long"])
+    while len(blocks(cache)) < 5:
+        assert fetch.poll() is None
+        time.sleep(0.02)
+    fetch.kill()
+    fetch.wait()
+    store.fault()
+    report = ckptfs("fetch", "--json", "s3://bucket/long").json()
+    # What was under way is fetched again, what was there is not.
+    assert 4 * (8 << 20) <= report["cached_bytes"] < size
+    assert store.stats["bytes"] <= size - report["cached_bytes"] + FEW_BYTES
+    check_same(exported(ckptfs, "s3://bucket/long", tmp_path, "--offline"), tensors)
+
+
+def test_flipped_bytes_are_noticed_and_fetched_anew(ckptfs, store, models, cache, tmp_path):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/sharded", tmp_path)
+    count = len(blocks(cache))
+    rng = random.Random(3)
+    for path in blocks(cache):
+        bytes_ = bytearray(path.read_bytes())
+        # In the header, in the middle, at the end, or all zero as after a crash.
+        at = rng.choice([0, 30, 50, len(bytes_) // 2, len(bytes_) - 1])
+        bytes_[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(rng.choice([bytes(bytes_), bytes(len(bytes_)), bytes_[:-1]]))
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), expected)
+    assert len(blocks(cache)) == count
+    whole = ckptfs("cache", "verify", "--json")
+    assert whole.code == DONE and whole.json()["removed_blocks"] == 0
+    for path in blocks(cache):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    verified = ckptfs("cache", "verify", "--json")
+    assert verified.code == FAILED and json.loads(verified.stdout)["removed_blocks"] > 0
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), expected)
+
+
+def test_a_process_that_is_killed_leaves_whole_blocks_only(ckptfs, store, models, cache, tmp_path):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/sharded", tmp_path, "--no-cache")
+    rng = random.Random(5)
+    partial = 0
+    for _ in range(200):
+        process = subprocess.Popen([find_binary(), "fetch", "-q", f"{url}/sharded"], stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.01, 0.12))
+        process.kill()
+        process.wait()
+        partial += 0 < len(blocks(cache)) < 20
+        if rng.random() < 0.3:
+            shutil.rmtree(cache, ignore_errors=True)
+    assert partial > 10
+    whole = ckptfs("cache", "verify", "--json")
+    assert whole.code == DONE and whole.json()["removed_blocks"] == 0
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), expected)
+    names = {path.name for path in cache.glob("*/*")}
+    assert all(name == "object.json" or "-" in name for name in names), names
+
+
+def test_two_mounts_fill_one_cache(mounts, ckptfs, store, models, cache, tmp_path):
+    _, url, kinds = models
+    expected = {kind: exported(ckptfs, f"{url}/{kind}", tmp_path, "--no-cache") for kind in kinds}
+    pair = [mounts(url), mounts(url)]
+    with ThreadPoolExecutor(8) as pool:
+        loads = [(kind, pool.submit(load_plain, mount / kind / "model.safetensors")) for kind in kinds for mount in pair]
+        for kind, load in loads:
+            check_same(load.result(), expected[kind])
+    whole = ckptfs("cache", "verify", "--json")
+    assert whole.code == DONE and whole.json()["blocks"] > 0
+
+
+def test_a_full_disk_ends_what_is_kept_and_no_read(ckptfs, store, models, small_disk, tmp_path):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/sharded", tmp_path, "--no-cache")
+    for options in ([], ["--cache-size", "1G"]):
+        check_same(exported(ckptfs, f"{url}/sharded", tmp_path, *options), expected)
+    store.put("large/model.safetensors", b"")
+    store_tensor(store, "large/model.safetensors", 1, tmp_path, length=5 << 20)
+    refused = ckptfs("fetch", "--cache-size", "1G", "s3://bucket/large")
+    assert refused.code == FAILED and "has not kept" in refused.stderr and "--cache-dir" in refused.stderr
+
+
+def test_a_read_only_cache_is_read(ckptfs, store, models, small_disk, tmp_path):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/dcp", tmp_path, "--cache-size", "1G")
+    assert blocks(small_disk / "blocks")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    store.fault()
+    check_same(exported(ckptfs, f"{url}/dcp", tmp_path), expected)
+    assert store.stats["bytes"] < FEW_BYTES
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), exported(ckptfs, f"{url}/sharded", tmp_path, "--no-cache"))
+
+
+def test_a_cache_that_is_removed_while_in_use_is_made_anew(mounts, ckptfs, store, models, cache, tmp_path):
+    _, url, kinds = models
+    expected = {kind: exported(ckptfs, f"{url}/{kind}", tmp_path, "--no-cache") for kind in kinds}
+    mount = mounts(url)
+    stop = threading.Event()
+
+    def remove():
+        while not stop.is_set():
+            shutil.rmtree(cache, ignore_errors=True)
+            time.sleep(0.01)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for kind in kinds:
+            check_same(load_plain(mount / kind / "model.safetensors"), expected[kind])
+            check_same(exported(ckptfs, f"{url}/{kind}", tmp_path), expected[kind])
+    finally:
+        stop.set()
+        remover.join()
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), expected["sharded"])
+    assert blocks(cache)
+
+
+def test_the_least_recently_used_blocks_make_room(ckptfs, store, cache, tmp_path):
+    for n in range(6):
+        store_tensor(store, f"many/{n}/model.safetensors", n, tmp_path)
+    # A twentieth more than needed is removed.
+    limit = 4 * 300_000 * 4
+    options = ["--cache-size", str(limit)]
+    for n in range(6):
+        exported(ckptfs, f"s3://bucket/many/{n}", tmp_path, *options)
+        # The first one is used again and again. The clock that marks uses is coarser than this test.
+        for path in blocks(cache):
+            if is_of(path, "many/0/"):
+                os.utime(path, (time.time() + 3600, path.stat().st_mtime))
+            else:
+                os.utime(path, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
+    left = ckptfs("cache", "ls", "--json").json()
+    assert sum(one["disk_bytes"] for one in left) <= limit
+    names = {one["url"] for one in left}
+    assert "s3://bucket/many/0/model.safetensors" in names and "s3://bucket/many/5/model.safetensors" in names
+    assert "s3://bucket/many/1/model.safetensors" not in names
+
+
+def is_of(block, part):
+    return part in (block.parent / "object.json").read_text()
+
+
+def test_a_clock_that_was_set_back_does_no_harm(ckptfs, store, models, cache, tmp_path):
+    _, url, _ = models
+    expected = exported(ckptfs, f"{url}/sharded", tmp_path)
+    future = time.time() + 10 * 365 * 86_400
+    for path in cache.glob("*/*"):
+        os.utime(path, (future, future))
+    store.fault()
+    check_same(exported(ckptfs, f"{url}/sharded", tmp_path), expected)
+    assert store.stats["bytes"] < FEW_BYTES
+    assert "min ago" in ckptfs("cache", "ls").stdout
+    assert ckptfs("cache", "prune", "--to", "0").code == DONE and not blocks(cache)
+
+
+def test_the_cache_is_listed_and_pruned(ckptfs, store, models, cache, tmp_path):
+    _, url, _ = models
+    assert ckptfs("fetch", f"{url}/sharded", f"{url}/dcp").code == DONE
+    listed = ckptfs("cache", "ls", "--json").json()
+    urls = [one["url"] for one in listed]
+    assert urls == sorted(urls) and f"{url}/sharded/model-00001-of-00003.safetensors" in urls
+    assert all(one["cached_bytes"] <= one["bytes"] <= one["disk_bytes"] + one["bytes"] for one in listed)
+    assert ckptfs("cache", "prune", f"{url}/sharded").code == DONE
+    left = [one["url"] for one in ckptfs("cache", "ls", "--json").json()]
+    assert left and all(one.startswith(f"{url}/dcp/") for one in left)
+    assert ckptfs("cache", "prune").code == DONE
+    assert ckptfs("cache", "ls", "--json").json() == [] and list(cache.iterdir()) == []
+
+
+def test_no_other_user_can_read_it_and_one_that_others_can_write_to_is_not_used(ckptfs, store, models, cache, tmp_path):
+    _, url, _ = models
+    cache.mkdir(mode=0o755)
+    expected = exported(ckptfs, f"{url}/dcp", tmp_path)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cache.rglob("*"))
+    shutil.rmtree(cache)
+    cache.mkdir()
+    cache.chmod(0o777)
+    check_same(exported(ckptfs, f"{url}/dcp", tmp_path), expected)
+    assert list(cache.iterdir()) == []
+    refused = ckptfs("cache", "ls")
+    assert refused.code == FAILED and "others may write to it" in refused.stderr
