@@ -149,6 +149,11 @@ def configure(
     outage_timeout: int | None = ...,
     poll_interval: int | None = ...,
     connections: int | None = ...,
+    cache_dir: _Path | None = ...,
+    cache_size: int | str | None = ...,
+    cache_min_free: int | None = ...,
+    no_cache: bool | None = ...,
+    offline: bool | None = ...,
 ) -> None: ...
 def install() -> None: ...
 def uninstall() -> None: ...
@@ -238,5 +243,10 @@ def mount(
     outage_timeout: int | None = None,
     poll_interval: int | None = None,
     connections: int | None = None,
+    cache_dir: _Path | None = None,
+    cache_size: int | str | None = None,
+    cache_min_free: int | None = None,
+    no_cache: bool | None = None,
+    offline: bool | None = None,
 ) -> Mount: ...
 def mounts() -> list[MountInfo]: ...

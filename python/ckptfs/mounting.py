@@ -125,7 +125,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
           follow_symlinks=False, ranks=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
           readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
           metrics=None, allow_http=None, anonymous=None, instance_metadata=None, stall_timeout=None,
-          outage_timeout=None, poll_interval=None, connections=None):
+          outage_timeout=None, poll_interval=None, connections=None, cache_dir=None, cache_size=None,
+          cache_min_free=None, no_cache=None, offline=None):
     """Shows the checkpoints of `source`, a directory or one file, as `.safetensors` files that any program
     reads, until the block ends:
 

@@ -135,7 +135,8 @@ def parse_path(path):
 
 def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
               disable=..., allow_http=..., anonymous=..., instance_metadata=..., stall_timeout=...,
-              outage_timeout=..., poll_interval=..., connections=...):
+              outage_timeout=..., poll_interval=..., connections=..., cache_dir=..., cache_size=...,
+              cache_min_free=..., no_cache=..., offline=...):
     """Sets options for all later loads; an argument of a call takes precedence. What is not given stays as it is;
     `None` leaves it to the environment again.
 
@@ -166,6 +167,11 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     | `outage_timeout`    | `CKPTFS_OUTAGE_TIMEOUT`    | 60; silent seconds of a server that fail a read       |
     | `poll_interval`     | `CKPTFS_POLL_INTERVAL`     | 5; seconds between two looks at a directory           |
     | `connections`       | `CKPTFS_CONNECTIONS`       | as speed decides; concurrent requests of a store      |
+    | `cache_dir`         | `CKPTFS_CACHE_DIR`         | ~/.cache/ckptfs/blocks: what was fetched              |
+    | `cache_size`        | `CKPTFS_CACHE_SIZE`        | a fifth of the disk; bytes, or text like "200G"       |
+    | `cache_min_free`    | `CKPTFS_CACHE_MIN_FREE`    | 10; the percentage of the disk that stays free        |
+    | `no_cache`          | `CKPTFS_NO_CACHE`          | no; neither reads nor fills the cache                 |
+    | `offline`           | `CKPTFS_OFFLINE`           | no; sends no request, and reads the cache alone       |
 
         ckptfs.configure(backend="pread", memory="256M")
         ckptfs.configure(anonymous=True)
@@ -173,7 +179,8 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     arguments = {"backend": backend, "threads": threads, "memory": memory, "pinned": pinned,
              "gpudirect": gpudirect, "log": log, "disable": disable, "allow_http": allow_http,
              "anonymous": anonymous, "instance_metadata": instance_metadata, "stall_timeout": stall_timeout,
-             "outage_timeout": outage_timeout, "poll_interval": poll_interval, "connections": connections}  # fmt: skip
+             "outage_timeout": outage_timeout, "poll_interval": poll_interval, "connections": connections, "cache_dir": cache_dir,
+             "cache_size": cache_size, "cache_min_free": cache_min_free, "no_cache": no_cache, "offline": offline}  # fmt: skip
     arguments = {name: value for name, value in arguments.items() if value is not ...}
     # Everything is parsed before anything is set.
     _configured.update({name: value if value is None else _PARSERS[name](value, f"configure({name}=...)")
@@ -182,7 +189,7 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
         logger.cache_clear()
     if STORE_SETTINGS & arguments.keys():
         # What is `None` is left to the environment, as it is when a store is opened.
-        _ckptfs.set_remote_options(**{name: _configured.get(name) for name in STORE_SETTINGS})
+        _ckptfs.set_remote_options({name: _configured.get(name) for name in STORE_SETTINGS})
 
 
 def setting(name):
@@ -219,7 +226,9 @@ def store_environment(arguments):
     """The variables by which a command has the settings of stores: the arguments of a call, or what was configured."""
     values = {name: _configured.get(name) if value is None else _PARSERS[name](value, name)
               for name, value in arguments.items()}  # fmt: skip
-    return {_VARIABLES[name]: str(int(value)) for name, value in values.items() if value is not None}
+    texts = {True: "1", False: "0"}
+    return {_VARIABLES[name]: texts[value] if isinstance(value, bool) else str(value)
+            for name, value in values.items() if value is not None}  # fmt: skip
 
 
 @functools.cache
@@ -296,6 +305,11 @@ def _parse_connections(value, where):
     return _parse_bounded(value, where, _ckptfs.MAX_CONNECTIONS, "connections")
 
 
+def _parse_percent(value, where):
+    # All else of the disk may be taken.
+    return 0 if value == 0 and not isinstance(value, bool) else _parse_bounded(value, where, _ckptfs.MAX_PERCENT, "percent")
+
+
 def _parse_bounded(value, where, most, what):
     count = _parse_count(value, where)
     if count > most:
@@ -305,7 +319,9 @@ def _parse_bounded(value, where, most, what):
 
 _STORE_PARSERS = {"allow_http": _parse_switch, "anonymous": _parse_switch, "instance_metadata": _parse_switch,
                 "stall_timeout": _parse_seconds, "outage_timeout": _parse_seconds, "poll_interval": _parse_seconds,
-                "connections": _parse_connections}  # fmt: skip
+                "connections": _parse_connections, "cache_dir": lambda value, _: parse_path(value),
+                "cache_size": parse_size, "cache_min_free": _parse_percent, "no_cache": _parse_switch,
+                "offline": _parse_switch}  # fmt: skip
 STORE_SETTINGS = _STORE_PARSERS.keys()
 _PARSERS = {"backend": _parse_backend, "threads": _parse_count, "memory": parse_size, "pinned": parse_size,
           "gpudirect": _parse_switch, "log": _parse_level, "disable": _parse_switch, **_STORE_PARSERS}  # fmt: skip

@@ -1,19 +1,37 @@
 //! The progress bar of a long command, and its stop signals.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
+use crate::source::{RequestCounters, request_counters};
 use crate::{export, verify};
 
 use super::output::is_quiet;
+use super::terminal_text::format_count;
 
 /// At most 77 characters, with `999.99 GB of 999.99 GB, 999.99 GB/s, 59m left`.
 const BAR_TEMPLATE: &str =
     "{bar:30} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+
+/// A second line, for sources in stores.
+const STORE_LINE: &str = "\n{store}";
+
+/// What a store was asked for so far.
+fn store_text(counters: RequestCounters) -> String {
+    let RequestCounters { requests, in_flight, bytes, cached_bytes, retries, .. } = counters;
+    let requests = format_count(usize::try_from(requests).unwrap_or(usize::MAX), "request");
+    let mut text = format!("{requests}, {in_flight} in flight, {retries} sent again");
+    if cached_bytes > 0 {
+        let share = 100.0 * cached_bytes as f64 / (cached_bytes + bytes) as f64;
+        text += &format!(", {share:.0}% from the cache on disk");
+    }
+    text
+}
 
 /// Whether a signal has asked the command to stop.
 #[derive(Clone)]
@@ -50,8 +68,17 @@ impl ProgressMeter {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(bytes), target);
-        if let Ok(style) = ProgressStyle::with_template(BAR_TEMPLATE) {
-            bar.set_style(style);
+        let RequestCounters { requests, cached_bytes, .. } = request_counters();
+        let template = match requests + cached_bytes {
+            0 => BAR_TEMPLATE.to_owned(),
+            _ => format!("{BAR_TEMPLATE}{STORE_LINE}"),
+        };
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            let write_store = |_: &ProgressState, out: &mut dyn fmt::Write| {
+                // A line that cannot be drawn stays as it was.
+                let _ = out.write_str(&store_text(request_counters()));
+            };
+            bar.set_style(style.with_key("store", write_store));
         }
         ProgressMeter { bar, stop: stop.clone() }
     }
@@ -94,5 +121,22 @@ impl verify::VerifyProgress for ProgressMeter {
 
     fn should_stop(&self) -> bool {
         self.stop.is_set()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_store_fits_a_terminal() {
+        let mut counters = RequestCounters { requests: 1, ..RequestCounters::default() };
+        assert_eq!(store_text(counters), "1 request, 0 in flight, 0 sent again");
+        (counters.requests, counters.in_flight, counters.retries) = (999_999, 256, 99_999);
+        (counters.bytes, counters.cached_bytes) = (0, 5);
+        let text = store_text(counters);
+        assert!(text.ends_with(", 100% from the cache on disk") && text.len() <= 77, "{text}");
+        let template = format!("{BAR_TEMPLATE}{STORE_LINE}");
+        assert!(ProgressStyle::with_template(&template).is_ok());
     }
 }

@@ -34,23 +34,23 @@ pub struct StoreArgs {
     pub connections: Option<u16>,
     /// Keep what was fetched in this folder
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<std::path::PathBuf>,
     /// Limit the cache on disk [default: a fifth of the disk]
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
     pub cache_size: Option<u64>,
     /// Leave so much of the disk free [default: 5]
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, value_name = "PERCENT", value_parser = parse::percent())]
+    #[arg(long, value_name = "PERCENT", value_parser = parse::percent())]
     pub cache_min_free: Option<u8>,
     /// Neither read nor fill the cache on disk
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     pub no_cache: bool,
     /// Send no request: read what the cache on disk has
     #[cfg(feature = "remote")]
-    #[arg(long, hide_short_help = true, conflicts_with = "no_cache")]
+    #[arg(long, conflicts_with = "no_cache")]
     pub offline: bool,
 }
 

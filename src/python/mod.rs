@@ -75,10 +75,10 @@ mod _ckptfs {
         crate::source::is_source_url(&path)
     }
 
-    /// States how stores are reached. What is `None` is left to the environment.
-    #[pyfunction]
-    #[pyo3(signature = (*, allow_http, anonymous, instance_metadata, stall_timeout, outage_timeout, poll_interval, connections))]
-    fn set_remote_options(
+    /// How stores are reached, and what is kept of them, as a dictionary of Python.
+    #[derive(FromPyObject)]
+    #[pyo3(from_item_all)]
+    struct PyRemoteOptions {
         allow_http: Option<bool>,
         anonymous: Option<bool>,
         instance_metadata: Option<bool>,
@@ -86,7 +86,30 @@ mod _ckptfs {
         outage_timeout: Option<u32>,
         poll_interval: Option<u32>,
         connections: Option<u16>,
-    ) {
+        cache_dir: Option<PathBuf>,
+        cache_size: Option<u64>,
+        cache_min_free: Option<u8>,
+        no_cache: Option<bool>,
+        offline: Option<bool>,
+    }
+
+    /// States the options of stores. What is `None` is left to the environment.
+    #[pyfunction]
+    fn set_remote_options(options: PyRemoteOptions) {
+        let PyRemoteOptions {
+            allow_http,
+            anonymous,
+            instance_metadata,
+            stall_timeout,
+            outage_timeout,
+            poll_interval,
+            connections,
+            cache_dir,
+            cache_size,
+            cache_min_free,
+            no_cache,
+            offline,
+        } = options;
         crate::source::set_remote_options(crate::source::RemoteOverrides {
             allow_http,
             anonymous,
@@ -95,6 +118,11 @@ mod _ckptfs {
             outage_timeout,
             poll_interval,
             connections,
+            cache_dir,
+            cache_size,
+            cache_min_free,
+            no_cache,
+            offline,
         });
     }
 
@@ -123,6 +151,7 @@ mod _ckptfs {
         module.add("DTYPES", dtypes)?;
         module.add("MAX_SECONDS", crate::source::SECONDS_RANGE.end())?;
         module.add("MAX_CONNECTIONS", crate::source::CONNECTIONS_RANGE.end())?;
+        module.add("MAX_PERCENT", crate::source::PERCENT_RANGE.end())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -14,7 +14,7 @@ use crate::mount::stats::{
     CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, StoreStats,
     VirtualFileStats,
 };
-use crate::source::{self, FileKind, FileMetadata, SourceError};
+use crate::source::{self, FileKind, FileMetadata, RequestCounters, SourceError};
 use crate::view::{View, ViewEntry, ViewError};
 
 use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
@@ -258,7 +258,8 @@ impl FilesystemState {
     pub fn stats(&self) -> MountStats {
         let counts = self.view.counts();
         let cache = self.cache.counters();
-        let store = source::request_counters();
+        let RequestCounters { requests, in_flight, bytes, bytes_per_second, cached_bytes, retries } =
+            source::request_counters();
         let start_time = self.start_time.duration_since(UNIX_EPOCH);
         MountStats {
             version: STATS_VERSION,
@@ -297,9 +298,12 @@ impl FilesystemState {
                 replayed: cache.replayed,
             },
             store: StoreStats {
-                requests: store.requests,
-                bytes: store.bytes,
-                retries: store.retries,
+                requests,
+                in_flight,
+                bytes,
+                bytes_per_second,
+                cached_bytes,
+                retries,
             },
         }
     }

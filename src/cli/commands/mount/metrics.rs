@@ -130,7 +130,20 @@ fn render_page(stats: &MountStats) -> String {
             prefetch.replayed,
         ),
         ("store_requests", true, "Requests to the store", store.requests),
+        ("store_requests_in_flight", false, "Requests to the store, not complete", store.in_flight),
         ("store_bytes", true, "Bytes that the store sent", store.bytes),
+        (
+            "store_bytes_per_second",
+            false,
+            "Bytes that the store sent, over the last 5 seconds",
+            store.bytes_per_second,
+        ),
+        (
+            "store_cached_bytes",
+            true,
+            "Bytes of the store that the cache on disk had",
+            store.cached_bytes,
+        ),
         ("store_retries", true, "Requests to the store that were sent again", store.retries),
     ];
     let labels = format!(

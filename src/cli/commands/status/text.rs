@@ -77,7 +77,7 @@ impl Paragraph {
         if stats.prefetch.fetched > 0 {
             self.add_field("read ahead", &prefetch_text(stats));
         }
-        if stats.store.requests > 0 {
+        if stats.store.requests > 0 || stats.store.cached_bytes > 0 {
             self.add_field("store", &store_text(stats));
         }
         if let Some(log) = log_text(mount, &stats.log, *pid) {
@@ -144,15 +144,24 @@ fn prefetch_text(stats: &MountStats) -> String {
     format!("{used:.0}% used, {wasted:.0}% wasted{replayed}")
 }
 
-/// What was asked of a store.
+/// What was asked of a store, and what it gives now.
 fn store_text(stats: &MountStats) -> String {
+    let store = &stats.store;
     let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-    let requests = format_count(count(stats.store.requests), "request");
-    let retries = match stats.store.retries {
-        0 => String::new(),
-        retries => format!(", {retries} sent again"),
-    };
-    format!("{} in {requests}{retries}", format_bytes(stats.store.bytes))
+    let requests = format_count(count(store.requests), "request");
+    let mut text = format!("{} in {requests}", format_bytes(store.bytes));
+    if store.retries > 0 {
+        text += &format!(", {} sent again", store.retries);
+    }
+    if let Some(ratio) = store.hit_ratio().filter(|_| store.cached_bytes > 0) {
+        let cached = format_bytes(store.cached_bytes);
+        text += &format!("; {cached} from the cache on disk ({:.0}%)", 100.0 * ratio);
+    }
+    if store.in_flight > 0 || store.bytes_per_second > 0 {
+        let rate = format_bytes(store.bytes_per_second);
+        text += &format!("; now {rate}/s, {} in flight", store.in_flight);
+    }
+    text
 }
 
 /// Where a daemon logs, and how to read that; `None` if its program does not say.
@@ -202,6 +211,8 @@ mod tests {
         stats.bytes_served = 2_200_000_000;
         (stats.virtual_files.known, stats.virtual_files.refused) = (3, 1);
         (stats.store.requests, stats.store.bytes, stats.store.retries) = (9, 64_000_000, 2);
+        (stats.store.in_flight, stats.store.bytes_per_second) = (3, 12_000_000);
+        stats.store.cached_bytes = 16_000_000;
         (stats.prefetch.fetched, stats.prefetch.used, stats.prefetch.replayed) = (100, 90, 40);
         stats.log = LogStats { target: "file".to_owned(), path: Some("/var/log/x".into()) };
         stats.last_errors = vec![RecentError {
@@ -230,7 +241,8 @@ mod tests {
                  why
   cache          0 bytes of 0 bytes
   read ahead     90% used, 0% wasted, 40% remembered
-  store          64.0 MB in 9 requests, 2 sent again
+  store          64.0 MB in 9 requests, 2 sent again; 16.0 MB from the cache on
+                 disk (20%); now 12.0 MB/s, 3 in flight
   log            /var/log/x
   errors         6
     1m 15s ago, EIO, 6 times: /a/m.safetensors
