@@ -49,6 +49,7 @@ _MODULES = {
     "TensorSpec": "save.serialize",
     "_safe_open_handle": "load.safe_open",
     "configure": "settings",
+    "fetch": "fetching",
     "deserialize": "save.serialize",
     "install": "shims.install",
     "installed": "shims.install",

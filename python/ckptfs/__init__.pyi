@@ -51,6 +51,7 @@ class safe_open:
         num_threads: int | None = None,
         memory: int | str | None = None,
         leave_cache: bool = False,
+        cache: bool = True,
     ) -> None: ...
     def keys(self) -> list[str]: ...
     def offset_keys(self) -> list[str]: ...
@@ -111,6 +112,7 @@ def load_many(  # type: ignore[overload-overlap]
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
+    cache: bool = True,
     progress: bool = False,
     report: Callable[[Report], object] | None = None,
 ) -> dict[_Name, dict[str, Any]]: ...
@@ -130,6 +132,7 @@ def load_many(
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
+    cache: bool = True,
     progress: bool = False,
     report: Callable[[Report], object] | None = None,
 ) -> list[dict[str, Any]]: ...
@@ -214,6 +217,20 @@ class MountInfo(NamedTuple):
     reason: str | None
     stats: dict[str, Any] | None
 
+class FetchReport(NamedTuple):
+    files: int
+    bytes: int
+    cached_bytes: int
+
+def fetch(
+    url: _Path,
+    *,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    ranks: int | None = None,
+    progress: bool = False,
+) -> FetchReport: ...
 def mount(
     source: _Path,
     mountpoint: _Path | None = None,

@@ -28,6 +28,7 @@ def load_file(
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
+    cache: bool = True,
     progress: bool = False,
     report: Callable[[Report], object] | None = None,
 ) -> dict[str, np.ndarray]: ...

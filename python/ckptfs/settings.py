@@ -49,6 +49,8 @@ class LoadOptions(NamedTuple):
     # Bytes that a load may hold beside its result.
     memory: int | None = None
     leave_cache: bool = False
+    # Whether tensors of stores are kept in the cache on disk, and read from it.
+    cache: bool = True
     progress: bool = False
     report: Any = None
 
@@ -114,7 +116,7 @@ def _check_ranks(value, name):
 
 
 _CHECKS = {"allow_partial": check_switch, "follow_symlinks": check_switch, "leave_cache": check_switch,
-           "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
+           "cache": check_switch, "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
            "into": _check_targets, "ranks": _check_ranks}  # fmt: skip
 
 

@@ -47,6 +47,8 @@ pub struct LoadReport {
     pub buffered: u64,
     /// Bytes that stores sent.
     pub remote: u64,
+    /// Bytes of stores that were in the cache on disk.
+    pub disk_cached: u64,
     /// Bytes that are strided or byte-swapped in their files.
     pub gathered: u64,
     /// Bytes that were in memory already.
@@ -65,6 +67,7 @@ pub struct ByteTally {
     pub gpudirect: AtomicU64,
     pub buffered: AtomicU64,
     pub remote: AtomicU64,
+    pub disk_cached: AtomicU64,
     pub gathered: AtomicU64,
     pub memory: AtomicU64,
 }
@@ -72,7 +75,16 @@ pub struct ByteTally {
 impl LoadReport {
     /// Adds so many tensors of one checkpoint. `fallback` is why they were read through a mount.
     pub fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, fallback: Option<&str>) {
-        let ByteTally { cached, direct, gpudirect, buffered, remote, gathered, memory } = tally;
+        let ByteTally {
+            cached,
+            direct,
+            gpudirect,
+            buffered,
+            remote,
+            disk_cached,
+            gathered,
+            memory,
+        } = tally;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.tensors += tensors;
         self.cached += read(cached);
@@ -80,6 +92,7 @@ impl LoadReport {
         self.gpudirect += read(gpudirect);
         self.buffered += read(buffered);
         self.remote += read(remote);
+        self.disk_cached += read(disk_cached);
         self.gathered += read(gathered);
         self.memory += read(memory);
         if let Some(reason) = fallback {
@@ -98,6 +111,7 @@ impl LoadReport {
             gpudirect,
             buffered,
             remote,
+            disk_cached,
             gathered,
             memory,
             fallbacks,
@@ -111,6 +125,7 @@ impl LoadReport {
         self.gpudirect += gpudirect;
         self.buffered += buffered;
         self.remote += remote;
+        self.disk_cached += disk_cached;
         self.gathered += gathered;
         self.memory += memory;
         for (reason, tensors) in fallbacks {
@@ -305,9 +320,10 @@ impl<S> SourceReader<'_, S> {
         let tally = &self.source.tally;
         let len = range.end - range.start;
         if let Some(mut targets) = in_place_targets::<T, S>(&mut targets)
-            && file.read_remote(&mut targets)?
+            && let Some(disk_cached) = file.read_remote(&mut targets)?
         {
-            tally.remote.fetch_add(len, Ordering::Relaxed);
+            tally.disk_cached.fetch_add(disk_cached, Ordering::Relaxed);
+            tally.remote.fetch_add(len - disk_cached.min(len), Ordering::Relaxed);
             return Ok(());
         }
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;

@@ -32,6 +32,8 @@ pub struct LoadOptions {
     pub buffer_bytes: Option<u64>,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
+    /// Read tensors of stores past the cache on disk. Headers stay in it.
+    pub bypass_disk_cache: bool,
 }
 
 /// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
@@ -68,11 +70,15 @@ impl LoadOptions {
         let concurrency = self.concurrency(path)?;
         let ResolvedCheckpoint { virtual_file, open_file, format, notes, route } = resolve()?;
         let reader = VirtualFileReader::open_with(&Arc::new(virtual_file), open_file)?;
+        if self.bypass_disk_cache {
+            reader.origins().files().for_each(|file| file.bypass_disk_cache());
+        }
         Ok(OpenCheckpoint::new(path, format, notes, reader, route, concurrency))
     }
 
     fn concurrency(&self, path: &Path) -> Result<Concurrency, LoadError> {
-        let LoadOptions { parse: _, threads, buffer_bytes, leave_cache } = self;
+        let LoadOptions { parse: _, threads, buffer_bytes, leave_cache, bypass_disk_cache: _ } =
+            self;
         let (allowed, needed) = (buffer_bytes.unwrap_or(u64::MAX), BUFFER_BYTES as u64);
         if allowed < needed {
             return Err(LoadError::MemoryLimit { path: path.to_path_buf(), allowed, needed });

@@ -39,6 +39,7 @@ pub struct PyLoadOptions {
     threads: Option<NonZeroUsize>,
     memory: Option<u64>,
     leave_cache: bool,
+    cache: bool,
 }
 
 /// Not derived: what is derived interns each name at its first use in a cell that another thread may be filling. A child
@@ -55,6 +56,7 @@ impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
             threads: options.getattr("threads")?.extract()?,
             memory: options.getattr("reading_memory")?.extract()?,
             leave_cache: options.getattr("leave_cache")?.extract()?,
+            cache: options.getattr("cache")?.extract()?,
         })
     }
 }
@@ -69,10 +71,12 @@ impl From<PyLoadOptions> for loader::LoadOptions {
             threads,
             memory,
             leave_cache,
+            cache,
         } = options;
         let parse =
             checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks, ranks };
-        loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache }
+        let bypass_disk_cache = !cache;
+        loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache, bypass_disk_cache }
     }
 }
 

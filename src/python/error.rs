@@ -5,6 +5,7 @@ use std::path::Path;
 use pyo3::prelude::*;
 
 use crate::cuda;
+use crate::fetch::FetchError;
 use crate::loader::LoadError;
 use crate::{checkpoint, export, source, view, virtual_file};
 
@@ -35,6 +36,20 @@ pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
 /// The exception for an error of writing a file.
 pub fn export_exception(py: Python<'_>, error: &export::ExportError) -> PyErr {
     build_exception(py, "refused", error.to_string(), &error.remedy(), None, None)
+}
+
+/// The exception for an error of a fetch.
+pub fn fetch_exception(py: Python<'_>, error: FetchError) -> PyErr {
+    match error {
+        FetchError::View(error) => load_exception(py, &LoadError::View(error)),
+        FetchError::VirtualFile(error) => load_exception(py, &LoadError::VirtualFile(error)),
+        FetchError::Source(error) => load_exception(py, &LoadError::Source(error)),
+        error @ (FetchError::NotRemote { .. }
+        | FetchError::NotKept { .. }
+        | FetchError::Stopped) => {
+            build_exception(py, "refused", error.to_string(), &error.remedy(), None, None)
+        }
+    }
 }
 
 fn build_exception(

@@ -36,6 +36,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             gpudirect,
             buffered,
             remote,
+            disk_cached,
             gathered,
             memory,
             fallbacks,
@@ -52,6 +53,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             ("gpudirect", gpudirect),
             ("buffered", buffered),
             ("remote", remote),
+            ("disk_cached", disk_cached),
             ("gathered", gathered),
             ("memory", memory),
         ];

@@ -10,6 +10,7 @@ mod command;
 mod device;
 mod dlpack;
 mod error;
+mod fetch;
 mod interruptible;
 mod load;
 mod mounts;
@@ -39,6 +40,8 @@ mod _ckptfs {
     };
     #[pymodule_export]
     use super::dlpack::dlpack_capsule;
+    #[pymodule_export]
+    use super::fetch::fetch;
     #[pymodule_export]
     use super::interruptible::StopFlag;
     #[pymodule_export]

@@ -149,11 +149,12 @@ impl OpenFile {
         self.handle.read_available_at(buf, offset)
     }
 
-    /// Fills each target from its offset. Targets are in order and lie close together.
+    /// Fills each target from its offset. Targets are in order and lie close together. Returns the bytes that the cache
+    /// on disk had.
     pub(super) fn read_scattered(
         &self,
         targets: &mut [(u64, &mut [u8])],
-    ) -> Result<(), SourceError> {
+    ) -> Result<u64, SourceError> {
         self.handle.read_scattered(targets)
     }
 

@@ -101,14 +101,16 @@ impl FileReader {
         self.file.check_unchanged()
     }
 
-    /// Fills each target from its offset with one request, of a file that is not on this machine; false if it is.
-    /// Targets are in order and lie close together.
-    pub fn read_remote(&self, targets: &mut [(u64, &mut [u8])]) -> Result<bool, SourceError> {
+    /// Fills each target from its offset with one request, of a file that is not on this machine. Targets are in order
+    /// and lie close together. Returns the bytes that the cache on disk had; `None` if the file is on this machine.
+    pub fn read_remote(
+        &self,
+        targets: &mut [(u64, &mut [u8])],
+    ) -> Result<Option<u64>, SourceError> {
         if self.file.descriptor().is_some() {
-            return Ok(false);
+            return Ok(None);
         }
-        self.file.read_scattered(targets)?;
-        Ok(true)
+        self.file.read_scattered(targets).map(Some)
     }
 
     /// Whether the file lies in a store, and not on a filesystem.

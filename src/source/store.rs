@@ -137,8 +137,8 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError>;
 
     /// Fills each target from its offset, all of a file of its size or larger. Targets are in order and lie close
-    /// together: a store fetches what is between them too.
-    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError>;
+    /// together: a store fetches what is between them too. Returns the bytes that its cache on disk had.
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError>;
 
     /// Keeps a range in the cache on disk, where the kind of source has one.
     fn keep_on_disk(&self, _range: Range<u64>) -> Result<(), SourceError> {

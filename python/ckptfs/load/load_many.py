@@ -13,7 +13,7 @@ from ckptfs.settings import LoadOptions
 
 def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=None, dtype=None, root=None,
               allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None, leave_cache=False,
-              progress=False, report=None):
+              cache=True, progress=False, report=None):
     """The tensors of several checkpoints, read together in their order, with the threads and the memory of one load.
 
     `filenames` is a list, of any length, of what `load_file` takes; then a list of dictionaries is returned. It may
@@ -31,7 +31,7 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
     options = LoadOptions.resolve(
         framework_named(framework), device=device, backend=backend, dtype=dtype, root=root,
         allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
-        leave_cache=leave_cache, progress=progress, report=report,
+        leave_cache=leave_cache, cache=cache, progress=progress, report=report,
         names=names,
     )  # fmt: skip
     paths = list(filenames.values() if hasattr(filenames, "keys") else filenames)

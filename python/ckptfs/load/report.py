@@ -20,7 +20,7 @@ class Report:
     `cached`, `direct`, `buffered`: bytes copied out of the page cache, read past it, and read through it. Bytes
     between tensors count if they were read with them.
     `gpudirect`: bytes that storage wrote to a device by itself. `without_gpudirect`: why it did not write all.
-    `remote`: bytes that stores sent.
+    `remote`, `disk_cached`: bytes that stores sent, and those of stores that the cache on disk had.
     `gathered`, `memory`: bytes put together from pieces, and bytes that were in memory already.
     `mapped`, `received`: bytes that are used where they lie, unread, and bytes that other ranks read.
     `fallbacks`: what was done otherwise than requested, and for how many tensors.
@@ -32,7 +32,7 @@ class Report:
     """
 
     # Zeros are attributes of the class: small files are loaded by the thousand.
-    tensors = bytes = mapped = cached = direct = gpudirect = buffered = remote = gathered = memory = received = 0
+    tensors = bytes = mapped = cached = direct = gpudirect = buffered = remote = disk_cached = gathered = memory = received = 0
     seconds = 0.0
     without_gpudirect = None
     notes = ()
@@ -51,7 +51,8 @@ class Report:
                 "without_gpudirect": self.without_gpudirect, "notes": [*self.notes]}  # fmt: skip
 
     def __repr__(self):
-        names = ("mapped", "cached", "direct", "gpudirect", "buffered", "remote", "gathered", "memory", "received")
+        names = ("mapped", "cached", "direct", "gpudirect", "buffered", "remote", "disk_cached", "gathered",
+                 "memory", "received")
         read = ", ".join(f"{name} {getattr(self, name):,}" for name in names if getattr(self, name))
         reasons = f"; {self.without_gpudirect}" if self.without_gpudirect else ""
         reasons += "".join(f"; {reason} ({count})" for reason, count in self.fallbacks.items())
@@ -77,8 +78,8 @@ class Report:
                 own[name] = own.get(name, 0) + value
 
 
-_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "gpudirect", "buffered", "remote", "gathered",
-            "memory", "received", "seconds")  # fmt: skip
+_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "gpudirect", "buffered", "remote", "disk_cached",
+            "gathered", "memory", "received", "seconds")  # fmt: skip
 
 
 class Load:

@@ -39,7 +39,7 @@ class safe_open:
 
     `root`, `allow_partial`, `follow_symlinks`, `ranks`: as for `ckptfs inspect`. `num_threads` threads read at once, and hold at
     most `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and the
-    pages of mapped tensors that are used.
+    pages of mapped tensors that are used. Without `cache` tensors of stores pass the cache on disk by.
 
         with ckptfs.safe_open("models/llama", framework="pt", device="cuda:0") as f:
             norm = f.get_tensor("model.norm.weight")
@@ -48,12 +48,13 @@ class safe_open:
 
     def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
                  allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
-                 leave_cache=False):
+                 leave_cache=False, cache=True):
         # What a pickle has: another process may have other settings.
         self._arguments = (framework, device, backend)
         options = LoadOptions.resolve(
             framework_named(framework), device=device, backend=backend, root=root, allow_partial=allow_partial,
-            follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
+            follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
+            leave_cache=leave_cache, cache=cache,
         )  # fmt: skip
         # `None` once this is closed. Slices keep it.
         self._open_handle = Handle(filename, options)
@@ -153,7 +154,7 @@ class safe_open:
     def __reduce__(self):
         handle = self._handle
         options = {name: getattr(handle.options, name)
-                   for name in ("root", "allow_partial", "follow_symlinks", "ranks", "memory", "leave_cache")}  # fmt: skip
+                   for name in ("root", "allow_partial", "follow_symlinks", "ranks", "memory", "leave_cache", "cache")}  # fmt: skip
         options["num_threads"] = handle.options.threads
         with handle.use() as checkpoint:
             return _reopened, (handle.path, self._arguments, options, checkpoint.identity)

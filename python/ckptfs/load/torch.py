@@ -214,7 +214,7 @@ def memory_obstacle(tensor):
 
 def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
               root=None, allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
-              leave_cache=False, progress=False, report=None):
+              leave_cache=False, cache=True, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or `.ckpt`, a file of a
@@ -237,6 +237,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     of any other number are refused.
     `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
     16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
+    Without `cache` tensors of stores are neither read from the cache on disk nor kept there.
     `progress` shows a bar. `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` returns.
 
         from ckptfs.torch import load_file
@@ -249,7 +250,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     options = LoadOptions.resolve(
         Torch, device=device, backend=backend, names=names, into=into, dtype=dtype, root=root,
         allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
-        leave_cache=leave_cache, progress=progress, report=report,
+        leave_cache=leave_cache, cache=cache, progress=progress, report=report,
     )  # fmt: skip
     checkpoint, note = open_checkpoint(filename, options)
     return load_named(checkpoint, options, note)

@@ -47,6 +47,14 @@ impl OpenOrigins {
         }
     }
 
+    /// All open files.
+    pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
+        self.0.iter().filter_map(|origin| match origin {
+            OpenOrigin::File(file) => Some(file),
+            OpenOrigin::Memory(_) => None,
+        })
+    }
+
     /// The bytes of an origin, in the order of the origin.
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
         // The reader of a checkpoint numbers its origins.

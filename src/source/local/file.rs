@@ -66,13 +66,13 @@ impl FileHandle for LocalFile {
         read_available(&self.fd, buf, offset).map_err(|e| SourceError::io(&self.path, "read it", e))
     }
 
-    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError> {
         for (offset, target) in targets {
             if self.read_available_at(target, *offset)? < target.len() {
                 return Err(SourceError::Truncated { path: self.path.clone(), offset: *offset });
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     fn advise_will_need(&self, range: Range<u64>) {

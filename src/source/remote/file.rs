@@ -99,29 +99,31 @@ impl RemoteFile {
     }
 
     /// Reads one range into the targets that lie in it: from the cache on disk what that has.
-    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), StoreFailure> {
+    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, StoreFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
         self.read_range(start..end, targets).await
     }
 
-    /// Reads a range into the targets that lie in it. Without targets, it is only kept in the cache on disk.
+    /// Reads a range into the targets that lie in it. Without targets, it is only kept in the cache on disk. Returns the
+    /// bytes that were there.
     async fn read_range(
         &self,
         range: Range<u64>,
         targets: &mut [(u64, &mut [u8])],
-    ) -> Result<(), StoreFailure> {
+    ) -> Result<u64, StoreFailure> {
         let Some(cached) = self.cached.as_ref().filter(|_| !self.bypasses_cache.load(Relaxed))
         else {
-            return self.fetch(range, targets, None).await;
+            return self.fetch(range, targets, None).await.map(|()| 0);
         };
         let missing = cached.read(&range, targets);
         let missing_bytes: u64 = missing.iter().map(|range| range.end - range.start).sum();
-        count_cached(range.end - range.start - missing_bytes);
+        let cached_bytes = range.end - range.start - missing_bytes;
+        count_cached(cached_bytes);
         for range in missing {
             self.fetch(range, targets, Some(cached)).await?;
         }
-        Ok(())
+        Ok(cached_bytes)
     }
 
     /// Fetches a range from the store into the targets that lie in it, and resumes where an answer broke.
@@ -246,7 +248,7 @@ impl FileHandle for RemoteFile {
         Ok(self.version.state(self.store.id, &self.key))
     }
 
-    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+    fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError> {
         let read = block_on(self.read_part(targets));
         let read = read.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
         read?.map_err(|failure| self.error(failure))
@@ -255,7 +257,7 @@ impl FileHandle for RemoteFile {
     fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
         let kept = block_on(self.read_range(range, &mut []));
         let kept = kept.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
-        kept?.map_err(|failure| self.error(failure))
+        kept?.map(|_| ()).map_err(|failure| self.error(failure))
     }
 
     fn uncached_bytes(&self, range: &Range<u64>) -> u64 {

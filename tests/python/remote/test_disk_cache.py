@@ -64,7 +64,7 @@ def test_a_second_read_fetches_no_bytes(ckptfs, mounts, store, models, cache, tm
     check_same(load_plain(mount / "model.safetensors"), expected)
     stats = store.stats
     assert stats["bytes"] < fetched / 2 and stats["requests"] > 0
-    # CACHED
+    assert mount.stats()["store"]["cached_bytes"] > 0
     store.fault()
     check_same(exported(ckptfs, f"{url}/{model}", tmp_path, "--no-cache"), expected)
     assert store.stats["bytes"] >= fetched
