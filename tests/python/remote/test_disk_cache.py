@@ -6,12 +6,15 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import ckptfs as package
 import pytest
 import torch
+from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 from safetensors.torch import save_file
 
@@ -303,3 +306,43 @@ def test_no_other_user_can_read_it_and_one_that_others_can_write_to_is_not_used(
     assert list(cache.iterdir()) == []
     refused = ckptfs("cache", "ls")
     assert refused.code == FAILED and "others may write to it" in refused.stderr
+
+
+def test_loads_use_the_cache_or_pass_it_by(store, models, cache):
+    folder, url, _ = models
+    expected = load_file(folder / "sharded", backend="pread")
+    size = sum(tensor.nbytes for tensor in expected.values())
+    # Past it: nothing of a tensor is kept.
+    check_same(load_file(f"{url}/sharded", cache=False), expected)
+    assert package.last_report().remote >= size and package.last_report().disk_cached == 0
+    assert sum(path.stat().st_size for path in blocks(cache)) < size / 2
+    check_same(load_file(f"{url}/sharded"), expected)
+    store.fault()
+    check_same(load_file(f"{url}/sharded"), expected)
+    report = package.last_report()
+    assert report.disk_cached >= size and report.remote == 0 and store.stats["bytes"] == 0
+    # One flipped byte costs one block.
+    path = max(blocks(cache), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    other = subprocess.run(
+        [sys.executable, "-c", "import sys; from ckptfs.torch import load_file; load_file(sys.argv[1])", f"{url}/sharded"],
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert 0 < store.stats["bytes"] <= path.stat().st_size, other
+
+
+def test_the_package_fetches_ahead(store, models, cache, capsys):
+    folder, url, _ = models
+    report = package.fetch(f"{url}/sharded", progress=True)
+    assert report.bytes > FEW_BYTES and report.cached_bytes < report.bytes and "100%" in capsys.readouterr().err
+    assert package.fetch(f"{url}/sharded") == report._replace(cached_bytes=report.bytes)
+    package.configure(offline=True)
+    try:
+        store.fault(is_down=True)
+        check_same(load_file(f"{url}/sharded"), load_file(folder / "sharded", backend="pread"))
+        with pytest.raises(package.SafetensorError, match="no request is sent offline"):
+            load_file(f"{url}/dcp")
+    finally:
+        package.configure(offline=None)
+    with pytest.raises(package.SafetensorError, match="on this machine already"):
+        package.fetch(folder)
