@@ -16,7 +16,7 @@ use crate::temp_file::TempFile;
 use crate::threads::lock;
 
 use super::block::{BlockError, BlockReader};
-use super::limits::{CacheLimits, CacheOptions};
+use super::limits::{CacheOptions, DiskLimits};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
 use super::object::CachedObject;
 use super::usage::{ObjectFolder, object_folders};
@@ -28,13 +28,13 @@ const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(128).expect("is not zero
 const RESCAN_BYTES: u64 = 1 << 30;
 
 /// How long nothing is written after a failure: a full disk is not asked at each block.
-const PAUSE: Duration = Duration::from_secs(30);
+const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The cache of a folder.
 #[derive(Debug)]
 pub struct DiskCache {
     folder: PathBuf,
-    limits: CacheLimits,
+    limits: DiskLimits,
     open_blocks: Mutex<LruCache<PathBuf, Arc<BlockReader>>>,
     usage: Mutex<Usage>,
     paused_until: Mutex<Option<Instant>>,
@@ -115,7 +115,7 @@ impl DiskCache {
     }
 
     /// The limits of its disk.
-    pub fn limits(&self) -> CacheLimits {
+    pub fn limits(&self) -> DiskLimits {
         self.limits
     }
 
@@ -152,7 +152,7 @@ impl DiskCache {
 
     /// Writes nothing for a while. Reads go on.
     pub(super) fn pause_writes(&self, error: &io::Error) {
-        let paused = lock(&self.paused_until).replace(Instant::now() + PAUSE);
+        let paused = lock(&self.paused_until).replace(Instant::now() + WRITE_RETRY_INTERVAL);
         if paused.is_none() {
             let folder = self.folder.display();
             tracing::warn!(%folder, %error, "nothing more is kept in the cache on disk for now: make room, or change CKPTFS_CACHE_DIR, CKPTFS_CACHE_SIZE or CKPTFS_CACHE_MIN_FREE");

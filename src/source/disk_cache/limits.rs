@@ -23,7 +23,7 @@ const DEFAULT_MIN_FREE_PERCENT: u8 = 5;
 
 /// The limits in bytes of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheLimits {
+pub struct DiskLimits {
     /// Bytes that the blocks may take together.
     pub max_bytes: u64,
     /// Bytes of the disk that stay free.
@@ -52,16 +52,16 @@ impl CacheOptions {
     }
 
     /// The limits on a disk of a size.
-    pub fn limits(&self, disk_bytes: u64) -> CacheLimits {
+    pub fn limits(&self, disk_bytes: u64) -> DiskLimits {
         let CacheOptions { folder: _, max_bytes, min_free_percent } = *self;
-        CacheLimits {
+        DiskLimits {
             max_bytes: max_bytes.unwrap_or(disk_bytes / DEFAULT_SHARE),
             min_free_bytes: disk_bytes / 100 * u64::from(min_free_percent),
         }
     }
 }
 
-impl CacheLimits {
+impl DiskLimits {
     /// Whether so many more bytes have room.
     pub fn has_room(&self, used: u64, free: u64, needed: u64) -> bool {
         self.lacking(used, free, needed) == 0
@@ -86,13 +86,13 @@ mod tests {
 
     #[test]
     fn blocks_are_removed_where_they_exceed_a_limit_or_the_disk_is_full() {
-        let limits = CacheLimits { max_bytes: 1000, min_free_bytes: 100 };
+        let limits = DiskLimits { max_bytes: 1000, min_free_bytes: 100 };
         assert!(limits.has_room(500, 1000, 10) && limits.has_room(990, 110, 10));
         assert!(!limits.has_room(991, 1000, 10) && !limits.has_room(0, 109, 10));
         assert!(!limits.has_room(0, 5000, 1001));
         assert_eq!(limits.excess(1000, 1000, 10), 10 + 50);
         assert_eq!(limits.excess(500, 60, 10), 50 + 50);
         let options = CacheOptions::new(None, None, None);
-        assert_eq!(options.limits(1000), CacheLimits { max_bytes: 200, min_free_bytes: 50 });
+        assert_eq!(options.limits(1000), DiskLimits { max_bytes: 200, min_free_bytes: 50 });
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each version of an object has a folder, and in it a file for each range that was read (a block). A block has no name
 //! until it is whole, and is never changed: no lock is needed, and a killed process leaves nothing. The least recently
-//! used blocks are removed where space ends. Whoever reads compares checksums.
+//! used blocks are removed where space ends. Every read compares checksums.
 //!
 //! What a version is, and whether it is still the newest, is known to the callers: the cache has no network.
 
