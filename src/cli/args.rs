@@ -236,7 +236,7 @@ pub struct CacheArgs {
 pub enum CacheAction {
     /// List the objects that it has
     Ls,
-    /// Remove objects
+    /// Remove objects, the least recently used first
     Prune,
     /// Compare all bytes with their checksums
     Verify,

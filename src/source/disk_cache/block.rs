@@ -1,7 +1,7 @@
 //! The file of one block: a header of one page, then the bytes of a range of an object.
 //!
-//! The header states the object, the range, and a checksum for each 64 KiB. Bytes are handed on after their checksum
-//! was compared, so that a file that lost bytes in a crash, or whose disk changed them, is a miss and no wrong tensor.
+//! The header states the object, the range, and a checksum for each 64 KiB. Every read compares it. A file that lost
+//! bytes in a crash, or whose disk changed them, is a miss and no wrong tensor.
 //! Files are not synchronised: the checksums make that unnecessary.
 
 use std::ffi::OsStr;

@@ -114,11 +114,6 @@ impl DiskCache {
         CachedObject::new(Arc::clone(self), version)
     }
 
-    /// The limits of its disk.
-    pub fn limits(&self) -> DiskLimits {
-        self.limits
-    }
-
     pub(super) fn object_folder(&self, id: &ObjectId) -> PathBuf {
         self.folder.join(id.to_string())
     }
