@@ -161,9 +161,10 @@ fn mount_origin_of(path: &Path) -> Option<OriginOfFile> {
 
 /// Opens the source of a file of a mount, or tells why that cannot be read.
 fn open_at_source(file: &Path, origin: &MountOrigin) -> Result<ResolvedCheckpoint, String> {
-    // The mount has the credentials, and a mount of another user could name any address.
-    if source::is_source_url(&origin.source.source) {
-        return Err("its source is in a store".to_owned());
+    // A mount of another user could name any address.
+    let is_own = origin.owner_uid == Some(rustix::process::geteuid().as_raw());
+    if source::is_source_url(&origin.source.source) && !is_own {
+        return Err("its source is in a store, and the mount is another user's".to_owned());
     }
     let shown = rustix::fs::stat(file).map_err(|error| format!("it cannot be seen: {error}"))?;
     let options = parse_options(&origin.source.options);

@@ -72,6 +72,8 @@ pub struct MountOrigin {
     pub source: SourceAttribute,
     /// The identity of a virtual file.
     pub identity: Option<String>,
+    /// The user that mounted it, as the kernel says.
+    pub owner_uid: Option<u32>,
 }
 
 /// The attributes of the file at a path; `None` if it is on no mount of ours, whatever attributes it has.
@@ -81,10 +83,10 @@ pub fn mount_origin(path: &Path) -> Option<Result<MountOrigin, String>> {
         return None;
     }
     let entry = PathHandle::open(path).ok()?.mount_entry().ok()??;
-    entry.is_ckptfs().then(|| read_origin(path))
+    entry.is_ckptfs().then(|| read_origin(path, entry.owner_uid()))
 }
 
-fn read_origin(path: &Path) -> Result<MountOrigin, String> {
+fn read_origin(path: &Path, owner_uid: Option<u32>) -> Result<MountOrigin, String> {
     let source = read_xattr(path, SOURCE_XATTR)?;
     let source = source.ok_or("the mount does not tell where its bytes lie")?;
     let source: SourceAttribute = serde_json::from_slice(&source)
@@ -94,7 +96,7 @@ fn read_origin(path: &Path) -> Result<MountOrigin, String> {
     }
     let identity =
         read_xattr(path, IDENTITY_XATTR)?.and_then(|bytes| String::from_utf8(bytes).ok());
-    Ok(MountOrigin { source, identity })
+    Ok(MountOrigin { source, identity, owner_uid })
 }
 
 fn read_xattr(path: &Path, name: &str) -> Result<Option<Vec<u8>>, String> {

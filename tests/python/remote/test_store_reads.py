@@ -163,3 +163,17 @@ def test_objects_that_mark_directories_are_no_files(ckptfs, mounts, store):
     assert names == {"": ["inner"], "inner": ["model.safetensors"]}
     assert load_file("s3://bucket/marked/inner")["a"].tolist() == [1, 1, 1]
     assert load_plain(mounts("s3://bucket/marked") / "inner/model.safetensors")["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_file_of_an_own_mount_is_loaded_from_the_store_itself(mounts, store, models, monkeypatch, model):
+    folder, url, _ = models
+    path = mounts(url) / model / "model.safetensors"
+    expected = load_file(folder / model, backend="pread")
+    check_same(load_file(path), expected)
+    report = package.last_report()
+    assert not report.fallbacks and report.remote + report.gathered > 0
+    # Another store of that name has other files. The mount is right.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{store.server_port}")
+    check_same(load_file(path), expected)
+    assert any("not what the mount shows" in reason for reason in package.last_report().fallbacks)
