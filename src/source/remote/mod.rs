@@ -7,6 +7,7 @@
 //! `transport` is the one place where requests are sent. `store` builds the client of a store, with the credentials
 //! that `credentials` finds.
 
+mod access_check;
 mod credentials;
 mod directory;
 mod error;
@@ -18,6 +19,7 @@ mod store;
 mod transport;
 mod version;
 
+pub use access_check::{AccessStep, StepOutcome, check_access};
 pub use directory::RemoteDirectory;
 pub use error::RemoteError;
 pub use options::{

@@ -276,13 +276,29 @@ impl RemoteStore {
         Ok(ObjectBody { stream: answer.into_stream() })
     }
 
+    /// Whether the server refuses a read of a version that an object does not have.
+    pub async fn compares_versions(&self, key: &str) -> Result<bool, StoreFailure> {
+        let path = self.object_path(key)?;
+        let options = GetOptions {
+            if_match: Some("\"no-version-of-it\"".to_owned()),
+            range: Some(GetRange::Bounded(0..1)),
+            ..GetOptions::default()
+        };
+        match self.answered(self.client()?.get_opts(&path, options).await) {
+            Ok(_) => Ok(false),
+            Err(StoreFailure::Changed) => Ok(true),
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// The names directly in a directory.
     pub async fn list(&self, prefix: &str) -> Result<ListedNames, StoreFailure> {
         let path = self.object_path(prefix)?;
         let no_listing = |failure| match (self.kind, failure) {
-            (StoreKind::Http, StoreFailure::Permanent(RemoteError::Other { .. })) => {
-                StoreFailure::Permanent(RemoteError::NoListing)
-            }
+            (
+                StoreKind::Http,
+                StoreFailure::Permanent(RemoteError::Other { .. } | RemoteError::Denied { .. }),
+            ) => StoreFailure::Permanent(RemoteError::NoListing),
             (_, failure) => failure,
         };
         let listed = self.client()?.list_with_delimiter(Some(&path)).await;
@@ -303,7 +319,7 @@ impl RemoteStore {
 }
 
 /// The endpoint of a kind of store, where it is not its cloud's own.
-fn endpoint_of(kind: StoreKind) -> String {
+pub fn endpoint_of(kind: StoreKind) -> String {
     let names: &[&str] = match kind {
         StoreKind::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
         StoreKind::Gcs => &["STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"],
