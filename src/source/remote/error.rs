@@ -146,6 +146,11 @@ impl RemoteError {
         }
     }
 
+    /// Whether the server gave nothing for too long.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, RemoteError::Outage { .. })
+    }
+
     /// Whether the object or the user's request is at fault, rather than the network.
     pub fn is_refusal(&self) -> bool {
         matches!(self, RemoteError::NoVersion | RemoteError::NoRanges)

@@ -135,7 +135,7 @@ impl RemoteFile {
     ) -> Result<(), StoreFailure> {
         let store = self.store.of_this_process()?;
         let _permit = store.permit().await;
-        let mut budget = store.retry_budget();
+        let mut budget = store.retry_budget()?;
         let mut fill = cached.and_then(|cached| cached.write(&range));
         let mut place = |bytes: &[u8], at: u64| {
             copy_to_targets(bytes, at, targets);
@@ -180,6 +180,7 @@ impl RemoteFile {
             }
             place(&bytes, *reached);
             count_bytes(bytes.len());
+            store.outage.on_answer();
             *reached += bytes.len() as u64;
         }
         Ok(())

@@ -13,6 +13,7 @@ mod directory;
 mod error;
 mod file;
 mod options;
+mod outage;
 mod retry;
 mod runtime;
 mod store;

@@ -23,6 +23,7 @@ use crate::threads::lock;
 use super::credentials;
 use super::error::{RemoteError, StoreFailure};
 use super::options::RemoteOptions;
+use super::outage::OutageWatch;
 use super::retry::RetryBudget;
 use super::transport::Connector;
 use super::version::ObjectVersion;
@@ -54,6 +55,7 @@ pub struct RemoteStore {
     pub options: RemoteOptions,
     in_flight: Semaphore,
     has_answered: AtomicBool,
+    pub outage: Arc<OutageWatch>,
     listings: Mutex<HashMap<String, Arc<StoreListing>>>,
 }
 
@@ -161,6 +163,10 @@ impl RemoteStore {
             kind: url.kind,
             id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             in_flight: Semaphore::new(options.connections.map_or(MAX_REQUEST_COUNT, usize::from)),
+            outage: Arc::new(OutageWatch::new(
+                SourceUrl { key: String::new(), ..url.clone() }.to_string(),
+                options.outage_timeout,
+            )),
             options,
             has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
@@ -199,11 +205,12 @@ impl RemoteStore {
         listings.insert(key, listing);
     }
 
-    /// The retries of one request or read.
-    pub fn retry_budget(&self) -> RetryBudget {
+    /// The retries of one request or read. Fails at once in an outage that has just been found out.
+    pub fn retry_budget(&self) -> Result<RetryBudget, StoreFailure> {
         let timeout = self.options.outage_timeout;
         let is_known = self.has_answered.load(Relaxed);
-        RetryBudget::new(if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) })
+        let timeout = if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) };
+        RetryBudget::new(timeout, Arc::clone(&self.outage))
     }
 
     /// What the cache on disk has of a version of an object.
@@ -233,6 +240,15 @@ impl RemoteStore {
 
     /// The answer of the client. One that says no is an answer, too.
     fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+        let answer = self.began(answer);
+        if !matches!(answer, Err(StoreFailure::Transient { .. })) {
+            self.outage.on_answer();
+        }
+        answer
+    }
+
+    /// The beginning of an answer, whose body may not come.
+    fn began<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
         let answer = answer.map_err(StoreFailure::from);
         if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.has_answered.store(true, Relaxed);
@@ -265,7 +281,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.answered(self.client()?.get_opts(&path, options).await)?;
+        let answer = self.began(self.client()?.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
         if !found.is_same(version) {
             return Err(StoreFailure::Changed);

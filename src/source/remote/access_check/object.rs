@@ -22,19 +22,18 @@ const MIN_TIMED_BYTES: u64 = 1 << 20;
 
 /// Sends a request until it succeeds or the server is given up.
 macro_rules! attempt {
-    ($store:expr, $request:expr) => {{
-        let mut budget = $store.retry_budget();
-        loop {
-            match $request.await {
-                Ok(answer) => break Ok(answer),
-                Err(failure) => {
-                    if let Err(failure) = budget.wait_after(failure).await {
-                        break Err(failure);
-                    }
+    ($store:expr, $request:expr) => {
+        async {
+            let mut budget = $store.retry_budget()?;
+            loop {
+                match $request.await {
+                    Ok(answer) => return Ok(answer),
+                    Err(failure) => budget.wait_after(failure).await?,
                 }
             }
         }
-    }};
+        .await
+    };
 }
 
 /// An object to try reads on.
