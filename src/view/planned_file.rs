@@ -149,10 +149,15 @@ impl PlannedFile {
         expires.is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
     }
 
+    /// Whether a store failed it, and is to be asked again by now. Listings ask this, too.
+    pub fn is_retry_due(&self) -> bool {
+        self.result.get().is_some_and(|result| result.may_pass) && self.is_expired()
+    }
+
     /// Whether the outcome still holds, if there is one.
     pub fn is_fresh(&self, root: &Root) -> bool {
         match self.result.get() {
-            Some(result) if result.may_pass && self.is_expired() => false,
+            Some(_) if self.is_retry_due() => false,
             Some(result) => self.check_unchanged(root, result).is_ok(),
             // Until it is built, what the name showed before is not known to have changed.
             None => self.superseded.is_none(),

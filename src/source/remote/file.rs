@@ -11,7 +11,7 @@ use futures_util::future::try_join_all;
 use crate::source::disk_cache::CachedObject;
 use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
-use crate::source::request_counters::{count_bytes, count_cached};
+use crate::source::request_counters::{count_bytes, count_cached, count_failure};
 use crate::source::scatter::copy_to_targets;
 use crate::source::store::FileHandle;
 use crate::threads::lock;
@@ -294,6 +294,9 @@ pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) 
         StoreFailure::Missing => SourceError::Missing { path },
         StoreFailure::Changed => SourceError::Changed { path },
         StoreFailure::Permanent(error) => {
+            if !error.is_refusal() {
+                count_failure();
+            }
             SourceError::Remote { path, action, error: Box::new(error) }
         }
         // Only a read that gave up has one.

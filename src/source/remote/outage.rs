@@ -78,7 +78,7 @@ impl OutageWatch {
             None => (now, false),
         };
         let waited = now.duration_since(since);
-        let is_logged = was_logged || waited >= MIN_LOGGED_OUTAGE;
+        let is_logged = was_logged || waited >= MIN_LOGGED_OUTAGE.min(self.timeout / 2);
         let message = message.to_owned();
         *outage = Some(Outage { since, failed_at: now, attempt, message, is_logged });
         self.is_away.store(true, Relaxed);

@@ -72,6 +72,8 @@ def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatien
     assert all(isinstance(outcome, OSError) for outcome, _ in outcomes), outcomes
     assert max(took for _, took in outcomes) < OUTAGE + LEEWAY, outcomes
     store.fault()
+    # Where requests take long to fail, the readers of the next seconds fail with the last one.
+    until("it is read again", lambda: not isinstance(read_all(paths[:1])[0][0], OSError))
     for number, (outcome, _) in enumerate(read_all(paths)):
         assert outcome == paths[number].stat().st_size, (number, outcome)
     check_same(load_plain(paths[7]), torch.load(folder / "7/pytorch_model.bin"))
@@ -141,7 +143,8 @@ def test_an_outage_is_logged_once_and_so_is_its_end(mounts, store, many, impatie
     assert "s3://bucket: gave nothing for" in lines[0] and "s3://bucket: answers again, after" in lines[1]
 
 
-def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many, impatient):
+def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many, monkeypatch):
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
     _, url = many
     mount = mounts(url)
     store.fault(path="/many/", method="GET", bytes_per_second=500_000)
