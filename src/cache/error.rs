@@ -49,6 +49,11 @@ impl CacheError {
         )
     }
 
+    /// Whether a store gave nothing for too long, and has logged that.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, CacheError::VirtualFile(VirtualFileError::Source(error)) if error.is_outage())
+    }
+
     /// The source at fault, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {

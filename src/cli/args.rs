@@ -354,12 +354,12 @@ pub struct StatusArgs {
     pub watch: bool,
 }
 
-/// Check this machine's support for mounts, and say how to fix problems
+/// Check this machine and a source, and say how to fix problems
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(after_help = help_text::DOCTOR)]
 pub struct DoctorArgs {
-    /// A file or directory to check as a source
+    /// A file, a directory or a URL to check as a source
     pub path: Option<PathBuf>,
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]

@@ -112,11 +112,13 @@ Examples:
 
 #[cfg(feature = "mount")]
 pub const DOCTOR: &str = "\
-Exits with 1 if mounting cannot work.
+Exits with 1 if mounting cannot work, or the source cannot be read. Access to a URL is tried step by step, until one \
+fails.
 
 Examples:
   ckptfs doctor
-  ckptfs doctor models    # and whether this can be a source";
+  ckptfs doctor models                  # and whether this can be a source
+  ckptfs doctor s3://bucket/models      # and what is missing to read it";
 
 pub const COMPLETIONS: &str = "\
 Examples:

@@ -232,6 +232,24 @@ impl SourceError {
         matches!(self, SourceError::Remote { error, .. } if matches!(**error, RemoteError::Denied { .. }))
     }
 
+    /// Whether a store gave nothing for too long. It logs that itself, once for all its files.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            #[cfg(feature = "remote")]
+            SourceError::Remote { error, .. } => error.is_outage(),
+            _ => false,
+        }
+    }
+
+    /// Whether the same read may succeed later although the file stays as it is: its store failed or denied it.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            #[cfg(feature = "remote")]
+            SourceError::Remote { error, .. } => !error.is_refusal(),
+            _ => false,
+        }
+    }
+
     /// Whether this user is not permitted to do it.
     pub fn is_denied(&self) -> bool {
         matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)

@@ -45,10 +45,10 @@ pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 #[cfg(feature = "remote")]
 pub use remote::{
-    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteError, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
-    set_remote_options,
+    AccessStep, CONNECTIONS_RANGE, PERCENT_RANGE, RemoteError, RemoteOptions, RemoteOverrides,
+    SECONDS_RANGE, StepOutcome, check_access, set_remote_options,
 };
-pub use request_counters::{RequestCounters, request_counters};
+pub use request_counters::{RequestCounters, request_counters, store_failures};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
 pub use store::{DirEntry, LinkPolicy, ResolvedPath};

@@ -28,6 +28,19 @@ static CACHED_BYTES: AtomicU64 = AtomicU64::new(0);
 static RETRIES: AtomicU64 = AtomicU64::new(0);
 static RATE: RateWindow = RateWindow([const { AtomicU64::new(0) }; WINDOW_SECONDS as usize]);
 
+static FAILURES: AtomicU64 = AtomicU64::new(0);
+
+/// The reads and listings that stores failed so far. Where it grew meanwhile, what was found out may be incomplete.
+pub fn store_failures() -> u64 {
+    FAILURES.load(Relaxed)
+}
+
+/// Counts a read or a listing that a store failed.
+#[cfg(feature = "remote")]
+pub(super) fn count_failure() {
+    FAILURES.fetch_add(1, Relaxed);
+}
+
 /// The time from which the seconds of the rate are counted.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 

@@ -64,7 +64,8 @@ impl DirectoryView {
         metadata: &FileMetadata,
         former: Option<&DirectoryView>,
     ) -> Result<DirectoryView, SourceError> {
-        let state = DirectoryState::from_metadata(metadata);
+        let mut state = DirectoryState::from_metadata(metadata);
+        let failures = source::store_failures();
         let (root, options) = (&context.root, &context.options);
         let target = context.target.as_ref().filter(|_| path == context.base);
         let mut plan = plan_directory(root, path, &options.keep, target)?;
@@ -85,6 +86,8 @@ impl DirectoryView {
             true => HashMap::new(),
             false => virtual_index::kept_indexes(&plan.files, plan.names.iter(), &originals),
         };
+        // What a store did not give may be a checkpoint: the next look reads the directory again.
+        state.is_settled &= failures == source::store_failures();
         let DirectoryPlan { names, kinds, files, skipped } = plan;
         let former_files = former.iter().flat_map(|former| &former.files);
         let former_files: HashMap<&str, &Arc<PlannedFile>> =

@@ -112,6 +112,9 @@ impl<'a> DirectoryQuery<'a> {
     }
 
     fn outcome(&self, file: &PlannedFile) -> Result<BuildOutcome, QueryError> {
+        if file.is_retry_due() && !self.is_last {
+            return Err(QueryError::Stale);
+        }
         let path = &self.directory.path;
         match file.outcome(self.context, path) {
             Some(outcome) => Ok(outcome),

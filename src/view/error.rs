@@ -43,6 +43,29 @@ impl ViewError {
         }
     }
 
+    /// Whether a store gave nothing for too long, and has logged that.
+    pub fn is_outage(&self) -> bool {
+        self.source_error().is_some_and(SourceError::is_outage)
+    }
+
+    /// Whether the same may succeed later although the files stay as they are.
+    pub fn may_pass(&self) -> bool {
+        self.source_error().is_some_and(SourceError::may_pass)
+    }
+
+    fn source_error(&self) -> Option<&SourceError> {
+        match self {
+            ViewError::Source(error)
+            | ViewError::Checkpoint(CheckpointError::Source(error))
+            | ViewError::VirtualFile(VirtualFileError::Source(error)) => Some(error),
+            ViewError::VirtualFile(VirtualFileError::Refused(error)) => match &**error {
+                CheckpointError::Source(error) => Some(error),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// The same error about the path that the user typed, if that names the missing file.
     #[cfg(feature = "mount")]
     pub(crate) fn with_typed_path(self, typed: &Path) -> ViewError {

@@ -64,6 +64,8 @@ struct BuildResult {
     outcome: BuildOutcome,
     /// When unsettled files are read again although their states are equal; `None` if the files were settled.
     expires: Option<Instant>,
+    /// Whether their store failed. Then listings read them again, too: they wait for an outage together.
+    may_pass: bool,
 }
 
 /// What came of a planned file.
@@ -147,9 +149,15 @@ impl PlannedFile {
         expires.is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
     }
 
+    /// Whether a store failed it, and is to be asked again by now. Listings ask this, too.
+    pub fn is_retry_due(&self) -> bool {
+        self.result.get().is_some_and(|result| result.may_pass) && self.is_expired()
+    }
+
     /// Whether the outcome still holds, if there is one.
     pub fn is_fresh(&self, root: &Root) -> bool {
         match self.result.get() {
+            Some(_) if self.is_retry_due() => false,
             Some(result) => self.check_unchanged(root, result).is_ok(),
             // Until it is built, what the name showed before is not known to have changed.
             None => self.superseded.is_none(),
@@ -197,6 +205,7 @@ impl PlannedFile {
         let is_settled = settled == states;
         let started = Instant::now();
         let previous = self.superseded.as_ref().map(|superseded| &superseded.previous);
+        let mut may_pass = false;
         let outcome = match VirtualFileSummary::read(context, directory, &self.plan, is_settled) {
             Ok(summary) => {
                 for note in summary.notes() {
@@ -205,19 +214,25 @@ impl PlannedFile {
                 BuildOutcome::VirtualFile(Arc::new(summary))
             }
             Err(error) => {
+                may_pass = error.may_pass();
                 let refusal = Refusal::new(self.plan.candidate.original_names(), &error);
-                self.log_refusal(&refusal, previous);
+                if !error.is_outage() {
+                    self.log_refusal(&refusal, previous);
+                }
                 BuildOutcome::Refused(Arc::new(refusal))
             }
         };
-        let delay = || MIN_REREAD_DELAY.max(started.elapsed() * REREAD_FACTOR);
-        let expires = (!is_settled).then(|| Instant::now() + delay());
+        let delay = || match may_pass {
+            true => MIN_REREAD_DELAY,
+            false => MIN_REREAD_DELAY.max(started.elapsed() * REREAD_FACTOR),
+        };
+        let expires = (!is_settled || may_pass).then(|| Instant::now() + delay());
         if let Some(Superseded { changed_at: Some(time), previous }) = &self.superseded
             && previous.identity() != outcome.identity()
         {
             context.record_change(directory, *time);
         }
-        BuildResult { states, outcome, expires }
+        BuildResult { states, outcome, expires, may_pass }
     }
 
     fn log_refusal(&self, refusal: &Refusal, previous: Option<&BuildOutcome>) {
@@ -275,9 +290,16 @@ impl PlannedFile {
         root: &Root,
         result: &BuildResult,
     ) -> Result<Vec<FileMetadata>, ChangeTime> {
-        let files = self.stat_files(root);
+        let mut files = Vec::new();
         let mut change: Option<ChangeTime> = None;
-        for (now, then) in files.iter().zip(&result.states) {
+        for (file, then) in self.files.iter().zip(&result.states) {
+            let now = root.metadata(file);
+            // What cannot be found out is no change.
+            if now.as_ref().is_err_and(SourceError::may_pass) {
+                continue;
+            }
+            let now = now.ok();
+            files.push(now);
             let state = now.as_ref().map(FileMetadata::state);
             if state == *then {
                 continue;

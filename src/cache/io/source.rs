@@ -265,7 +265,7 @@ impl FileSources {
             |path: Option<&Path>| path.is_none_or(|path| self.log_throttle.should_log(path));
         let error = Arc::new(error);
         if !error.is_permanent() {
-            if should_log(error.path()) {
+            if !error.is_outage() && should_log(error.path()) {
                 tracing::warn!(%error, "a read failed");
             }
             return error;

@@ -100,13 +100,15 @@ impl RequestFailure {
 
 impl From<&ViewError> for RequestFailure {
     fn from(error: &ViewError) -> RequestFailure {
-        RequestFailure::new(view_errno(error), error, error.remedy()).with_log_path(error.path())
+        let failure = RequestFailure::new(view_errno(error), error, error.remedy());
+        if error.is_outage() { failure } else { failure.with_log_path(error.path()) }
     }
 }
 
 impl From<&SourceError> for RequestFailure {
     fn from(error: &SourceError) -> RequestFailure {
-        RequestFailure::new(source_errno(error), error, error.remedy()).with_log_path(error.path())
+        let failure = RequestFailure::new(source_errno(error), error, error.remedy());
+        if error.is_outage() { failure } else { failure.with_log_path(error.path()) }
     }
 }
 

@@ -143,7 +143,7 @@ impl RemoteDirectory {
         let attempts = async {
             let store = self.store.of_this_process()?;
             let _permit = store.permit().await;
-            let mut budget = store.retry_budget();
+            let mut budget = store.retry_budget()?;
             loop {
                 match send(&store, &key).await {
                     Ok(answer) => return Ok(answer),

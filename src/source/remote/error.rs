@@ -42,6 +42,12 @@ pub enum RemoteError {
     /// Encryption is not used and not waived.
     #[error("the address is http://, which is not encrypted")]
     PlainHttp,
+    /// The bucket is in another region.
+    #[error("the bucket is in the region {region}")]
+    OtherRegion {
+        /// The region that the server states.
+        region: String,
+    },
     /// A redirect that is not followed.
     #[error("the server redirects to {host}, {why}")]
     Redirect {
@@ -117,6 +123,7 @@ impl RemoteError {
             RemoteError::PlainHttp => {
                 "use https://, or allow it: --allow-http (CKPTFS_ALLOW_HTTP=1)"
             }
+            RemoteError::OtherRegion { .. } => "set AWS_REGION to this region",
             RemoteError::Redirect { .. } => {
                 "give the address that it redirects to, if you trust it"
             }
@@ -137,6 +144,11 @@ impl RemoteError {
                 "raise the limits on threads and open files (ulimit -u, ulimit -n)"
             }
         }
+    }
+
+    /// Whether the server gave nothing for too long.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, RemoteError::Outage { .. })
     }
 
     /// Whether the object or the user's request is at fault, rather than the network.
@@ -191,7 +203,7 @@ pub enum TransportError {
     #[error("a redirect to {host} is not followed")]
     Redirect { host: String, why: &'static str },
     /// The bucket is in another region.
-    #[error("the bucket is in the region {0}: set AWS_REGION={0}")]
+    #[error("the bucket is in the region {0}")]
     OtherRegion(String),
 }
 
@@ -209,7 +221,10 @@ impl TransportError {
                 let host = host.clone();
                 StoreFailure::Permanent(RemoteError::Redirect { host, why })
             }
-            TransportError::OtherRegion(_) | TransportError::Metadata => {
+            TransportError::OtherRegion(region) => {
+                StoreFailure::Permanent(RemoteError::OtherRegion { region: region.clone() })
+            }
+            TransportError::Metadata => {
                 StoreFailure::Permanent(RemoteError::Other { message: self.to_string() })
             }
         }
@@ -240,14 +255,21 @@ impl From<object_store::Error> for StoreFailure {
             }
             error => {
                 let message = describe(&error);
-                match message.contains("non-partial response") {
-                    true => StoreFailure::Permanent(RemoteError::NoRanges),
-                    false => StoreFailure::Permanent(RemoteError::Other { message }),
-                }
+                // Of a listing, the client tells the status in words alone.
+                let is_denied =
+                    DENIED_STATUSES.iter().any(|words| error.to_string().contains(words));
+                StoreFailure::Permanent(match message.contains("non-partial response") {
+                    true => RemoteError::NoRanges,
+                    false if is_denied => RemoteError::Denied { message },
+                    false => RemoteError::Other { message },
+                })
             }
         }
     }
 }
+
+/// How the client words a denial.
+const DENIED_STATUSES: [&str; 2] = ["status code: 401", "status code: 403"];
 
 /// The first error of a type among an error and its sources.
 fn find_source<'a, E: std::error::Error + 'static>(

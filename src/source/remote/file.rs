@@ -11,7 +11,7 @@ use futures_util::future::try_join_all;
 use crate::source::disk_cache::CachedObject;
 use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
-use crate::source::request_counters::{count_bytes, count_cached};
+use crate::source::request_counters::{count_bytes, count_cached, count_failure};
 use crate::source::scatter::copy_to_targets;
 use crate::source::store::FileHandle;
 use crate::threads::lock;
@@ -135,7 +135,7 @@ impl RemoteFile {
     ) -> Result<(), StoreFailure> {
         let store = self.store.of_this_process()?;
         let _permit = store.permit().await;
-        let mut budget = store.retry_budget();
+        let mut budget = store.retry_budget()?;
         let mut fill = cached.and_then(|cached| cached.write(&range));
         let mut place = |bytes: &[u8], at: u64| {
             copy_to_targets(bytes, at, targets);
@@ -180,6 +180,7 @@ impl RemoteFile {
             }
             place(&bytes, *reached);
             count_bytes(bytes.len());
+            store.outage.on_answer();
             *reached += bytes.len() as u64;
         }
         Ok(())
@@ -293,6 +294,9 @@ pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) 
         StoreFailure::Missing => SourceError::Missing { path },
         StoreFailure::Changed => SourceError::Changed { path },
         StoreFailure::Permanent(error) => {
+            if !error.is_refusal() {
+                count_failure();
+            }
             SourceError::Remote { path, action, error: Box::new(error) }
         }
         // Only a read that gave up has one.

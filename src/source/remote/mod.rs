@@ -7,17 +7,20 @@
 //! `transport` is the one place where requests are sent. `store` builds the client of a store, with the credentials
 //! that `credentials` finds.
 
+mod access_check;
 mod credentials;
 mod directory;
 mod error;
 mod file;
 mod options;
+mod outage;
 mod retry;
 mod runtime;
 mod store;
 mod transport;
 mod version;
 
+pub use access_check::{AccessStep, StepOutcome, check_access};
 pub use directory::RemoteDirectory;
 pub use error::RemoteError;
 pub use options::{

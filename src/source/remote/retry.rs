@@ -1,10 +1,12 @@
 //! When a request that failed is sent again: with growing pauses, until nothing came for too long.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::source::request_counters::count_retry;
 
 use super::error::{RemoteError, StoreFailure};
+use super::outage::OutageWatch;
 
 /// The first pause. Each further one is twice as long.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -14,15 +16,28 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The retries of one read.
 pub struct RetryBudget {
+    outage: Arc<OutageWatch>,
     outage_timeout: Duration,
     last_progress: Instant,
+    attempt_began: Instant,
     pause: Duration,
 }
 
 impl RetryBudget {
-    /// A budget that ends when nothing came for that long.
-    pub fn new(outage_timeout: Duration) -> RetryBudget {
-        RetryBudget { outage_timeout, last_progress: Instant::now(), pause: FIRST_RETRY_INTERVAL }
+    /// A budget that ends when nothing came for that long, to this read or to any other of the store.
+    pub fn new(
+        outage_timeout: Duration,
+        outage: Arc<OutageWatch>,
+    ) -> Result<RetryBudget, StoreFailure> {
+        outage.check(outage_timeout)?;
+        let now = Instant::now();
+        Ok(RetryBudget {
+            outage,
+            outage_timeout,
+            last_progress: now,
+            attempt_began: now,
+            pause: FIRST_RETRY_INTERVAL,
+        })
     }
 
     /// Records that bytes came.
@@ -36,7 +51,8 @@ impl RetryBudget {
         let StoreFailure::Transient { message, retry_after } = failure else {
             return Err(failure);
         };
-        let waited = self.last_progress.elapsed();
+        let of_store = self.outage.on_failure(&message, self.attempt_began.elapsed());
+        let waited = self.last_progress.elapsed().max(of_store);
         let pause = retry_after.unwrap_or_else(|| with_jitter(self.pause));
         if waited + pause > self.outage_timeout {
             let error = RemoteError::Outage { waited, last: message };
@@ -45,6 +61,7 @@ impl RetryBudget {
         tracing::debug!(why = message, ?pause, "a request is sent again");
         count_retry();
         tokio::time::sleep(pause).await;
+        self.attempt_began = Instant::now();
         self.pause = (self.pause * 2).min(MAX_RETRY_INTERVAL);
         Ok(())
     }

@@ -23,6 +23,7 @@ use crate::threads::lock;
 use super::credentials;
 use super::error::{RemoteError, StoreFailure};
 use super::options::RemoteOptions;
+use super::outage::OutageWatch;
 use super::retry::RetryBudget;
 use super::transport::Connector;
 use super::version::ObjectVersion;
@@ -54,6 +55,7 @@ pub struct RemoteStore {
     pub options: RemoteOptions,
     in_flight: Semaphore,
     has_answered: AtomicBool,
+    pub outage: Arc<OutageWatch>,
     listings: Mutex<HashMap<String, Arc<StoreListing>>>,
 }
 
@@ -161,6 +163,10 @@ impl RemoteStore {
             kind: url.kind,
             id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             in_flight: Semaphore::new(options.connections.map_or(MAX_REQUEST_COUNT, usize::from)),
+            outage: Arc::new(OutageWatch::new(
+                SourceUrl { key: String::new(), ..url.clone() }.to_string(),
+                options.outage_timeout,
+            )),
             options,
             has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
@@ -199,11 +205,12 @@ impl RemoteStore {
         listings.insert(key, listing);
     }
 
-    /// The retries of one request or read.
-    pub fn retry_budget(&self) -> RetryBudget {
+    /// The retries of one request or read. Fails at once in an outage that has just been found out.
+    pub fn retry_budget(&self) -> Result<RetryBudget, StoreFailure> {
         let timeout = self.options.outage_timeout;
         let is_known = self.has_answered.load(Relaxed);
-        RetryBudget::new(if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) })
+        let timeout = if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) };
+        RetryBudget::new(timeout, Arc::clone(&self.outage))
     }
 
     /// What the cache on disk has of a version of an object.
@@ -233,6 +240,15 @@ impl RemoteStore {
 
     /// The answer of the client. One that says no is an answer, too.
     fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+        let answer = self.began(answer);
+        if !matches!(answer, Err(StoreFailure::Transient { .. })) {
+            self.outage.on_answer();
+        }
+        answer
+    }
+
+    /// The beginning of an answer, whose body may not come.
+    fn began<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
         let answer = answer.map_err(StoreFailure::from);
         if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.has_answered.store(true, Relaxed);
@@ -265,7 +281,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.answered(self.client()?.get_opts(&path, options).await)?;
+        let answer = self.began(self.client()?.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
         if !found.is_same(version) {
             return Err(StoreFailure::Changed);
@@ -276,13 +292,29 @@ impl RemoteStore {
         Ok(ObjectBody { stream: answer.into_stream() })
     }
 
+    /// Whether the server refuses a read of a version that an object does not have.
+    pub async fn compares_versions(&self, key: &str) -> Result<bool, StoreFailure> {
+        let path = self.object_path(key)?;
+        let options = GetOptions {
+            if_match: Some("\"no-version-of-it\"".to_owned()),
+            range: Some(GetRange::Bounded(0..1)),
+            ..GetOptions::default()
+        };
+        match self.answered(self.client()?.get_opts(&path, options).await) {
+            Ok(_) => Ok(false),
+            Err(StoreFailure::Changed) => Ok(true),
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// The names directly in a directory.
     pub async fn list(&self, prefix: &str) -> Result<ListedNames, StoreFailure> {
         let path = self.object_path(prefix)?;
         let no_listing = |failure| match (self.kind, failure) {
-            (StoreKind::Http, StoreFailure::Permanent(RemoteError::Other { .. })) => {
-                StoreFailure::Permanent(RemoteError::NoListing)
-            }
+            (
+                StoreKind::Http,
+                StoreFailure::Permanent(RemoteError::Other { .. } | RemoteError::Denied { .. }),
+            ) => StoreFailure::Permanent(RemoteError::NoListing),
             (_, failure) => failure,
         };
         let listed = self.client()?.list_with_delimiter(Some(&path)).await;
@@ -303,7 +335,7 @@ impl RemoteStore {
 }
 
 /// The endpoint of a kind of store, where it is not its cloud's own.
-fn endpoint_of(kind: StoreKind) -> String {
+pub fn endpoint_of(kind: StoreKind) -> String {
     let names: &[&str] = match kind {
         StoreKind::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
         StoreKind::Gcs => &["STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"],

@@ -101,6 +101,17 @@ fn http_client(stall_timeout: Duration) -> reqwest::Result<reqwest::Client> {
     builder.build()
 }
 
+/// Asks a server for nothing in particular, without credentials. Returns the headers of its answer, of any status.
+pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, TransportError> {
+    if url.scheme() == "http" && !options.allow_http {
+        return Err(TransportError::PlainHttp);
+    }
+    let client = http_client(options.stall_timeout).map_err(|error| connection_error(&error))?;
+    let request = client.head(url.clone()).timeout(options.stall_timeout).send();
+    let answer = request.await.map_err(|error| connection_error(&error))?;
+    Ok(answer.headers().clone())
+}
+
 /// Sends the requests of one store.
 #[derive(Debug)]
 struct Transport {

@@ -7,6 +7,8 @@ mod machine;
 mod mounts;
 mod privileges;
 mod source;
+#[cfg(feature = "remote")]
+mod store;
 mod system;
 
 use std::io::{self, Write};

@@ -10,6 +10,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use crate::mount_info::mountinfo::{MountEntry, PathHandle, to_display};
 use crate::shell_word::shell_word;
 use crate::source::SourceError;
+#[cfg(not(feature = "remote"))]
+use crate::source::is_source_url;
 
 use super::check::{Check, Verdict};
 use crate::cli::error::CommandError;
@@ -22,12 +24,26 @@ pub(super) fn unreachable_check(failure: CommandError) -> Check {
 }
 
 pub(super) fn check_source(path: &Path) -> Vec<Check> {
+    if let Some(checks) = check_url(path) {
+        return checks;
+    }
     let mut checks = vec![check_readable(path)];
     if checks.iter().all(|check| check.verdict == Verdict::Ok) {
         checks.push(check_filesystem(path));
         checks.push(check_direct_read(path));
     }
     checks
+}
+
+#[cfg(feature = "remote")]
+use super::store::check_url;
+
+/// Without stores, every URL is a problem.
+#[cfg(not(feature = "remote"))]
+fn check_url(path: &Path) -> Option<Vec<Check>> {
+    let refused = SourceError::NoRemote { path: path.to_path_buf() };
+    let check = || Check::problem(SOURCE_CHECK, refused.to_string(), refused.remedy());
+    is_source_url(path).then(|| vec![check()])
 }
 
 fn check_readable(path: &Path) -> Check {

@@ -1,0 +1,147 @@
+//! The outage of one store, as all its readers see it: those that come late do not wait as long again.
+//!
+//! An outage begins with a request that fails for now, and ends with the next answer. The log has one line when readers
+//! begin to notice it, and one when the server is back.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::threads::lock;
+
+use super::error::{RemoteError, StoreFailure};
+
+/// An outage that is shorter is not logged: servers that are loaded answer 503 now and then.
+const MIN_LOGGED_OUTAGE: Duration = Duration::from_secs(3);
+
+/// The longest time after a failed request in which others fail with it. Short, so that a server that is back is noticed.
+const MAX_SHARED_FAILURE: Duration = Duration::from_secs(2);
+
+/// Watches whether a store answers.
+#[derive(Debug)]
+pub struct OutageWatch {
+    /// The store, for the log.
+    name: String,
+    /// How long an outage is waited for. One whose last failure is so long ago is over, or was never noticed.
+    timeout: Duration,
+    is_away: AtomicBool,
+    outage: Mutex<Option<Outage>>,
+}
+
+#[derive(Clone, Debug)]
+struct Outage {
+    since: Instant,
+    failed_at: Instant,
+    /// The time that the last request took to fail.
+    attempt: Duration,
+    message: String,
+    is_logged: bool,
+}
+
+impl OutageWatch {
+    pub fn new(name: String, timeout: Duration) -> OutageWatch {
+        OutageWatch { name, timeout, is_away: AtomicBool::new(false), outage: Mutex::default() }
+    }
+
+    /// Records that the server answered, or sent bytes.
+    pub fn on_answer(&self) {
+        if !self.is_away.load(Relaxed) {
+            return;
+        }
+        let ended = lock(&self.outage).take();
+        self.is_away.store(false, Relaxed);
+        if let Some(Outage { since, is_logged: true, .. }) = ended {
+            let seconds = since.elapsed().as_secs();
+            tracing::warn!("{}: answers again, after {seconds} s", self.name);
+        }
+    }
+
+    /// Records that a request failed for now, after a time. Returns how long the outage has been.
+    pub fn on_failure(&self, message: &str, attempt: Duration) -> Duration {
+        let (waited, is_noticed) = self.record(message, attempt, Instant::now());
+        if is_noticed {
+            let (name, timeout) = (&self.name, self.timeout.as_secs());
+            tracing::warn!(
+                "{name}: gave nothing for {} s: {message}; reads fail after {timeout} s, and work again when it is back",
+                waited.as_secs()
+            );
+        }
+        waited
+    }
+
+    /// The time of the outage, and whether it is to be logged now.
+    fn record(&self, message: &str, attempt: Duration, now: Instant) -> (Duration, bool) {
+        let mut outage = lock(&self.outage);
+        let is_same = |outage: &Outage| now.duration_since(outage.failed_at) < self.timeout;
+        let (since, was_logged) = match outage.take().filter(is_same) {
+            Some(before) => (before.since, before.is_logged),
+            None => (now, false),
+        };
+        let waited = now.duration_since(since);
+        let is_logged = was_logged || waited >= MIN_LOGGED_OUTAGE.min(self.timeout / 2);
+        let message = message.to_owned();
+        *outage = Some(Outage { since, failed_at: now, attempt, message, is_logged });
+        self.is_away.store(true, Relaxed);
+        (waited, is_logged && !was_logged)
+    }
+
+    /// Fails a request that would only find out what another has just found out.
+    pub fn check(&self, timeout: Duration) -> Result<(), StoreFailure> {
+        if !self.is_away.load(Relaxed) {
+            return Ok(());
+        }
+        match self.shared_failure(timeout, Instant::now()) {
+            None => Ok(()),
+            Some((waited, last)) => {
+                Err(StoreFailure::Permanent(RemoteError::Outage { waited, last }))
+            }
+        }
+    }
+
+    fn shared_failure(&self, timeout: Duration, now: Instant) -> Option<(Duration, String)> {
+        let outage = lock(&self.outage).clone()?;
+        let waited = now.duration_since(outage.since);
+        let is_shared =
+            now.duration_since(outage.failed_at) < outage.attempt.min(MAX_SHARED_FAILURE);
+        (waited >= timeout && is_shared).then_some((waited, outage.message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_one_for_all_and_is_logged_once() {
+        let seconds = Duration::from_secs;
+        let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
+        let began = Instant::now();
+        let fail = |at| watch.record("refused", seconds(20), began + seconds(at));
+        assert_eq!(fail(0), (seconds(0), false));
+        assert_eq!(fail(2), (seconds(2), false));
+        assert_eq!(fail(4), (seconds(4), true));
+        assert_eq!(fail(50), (seconds(50), false));
+        assert!(watch.shared_failure(seconds(60), began + seconds(51)).is_none());
+        assert_eq!(fail(61), (seconds(61), false));
+        let shared = |at| watch.shared_failure(seconds(60), began + seconds(at));
+        assert_eq!(shared(62), Some((seconds(62), "refused".to_owned())));
+        assert_eq!(shared(64), None);
+        watch.on_answer();
+        assert_eq!(shared(62), None);
+        assert_eq!(fail(70), (seconds(0), false));
+        // A failure of long ago says nothing about now.
+        assert_eq!(fail(200), (seconds(0), false));
+    }
+
+    #[test]
+    fn a_request_that_fails_at_once_is_tried_by_each_reader() {
+        let watch = OutageWatch::new("s3://bucket".to_owned(), Duration::from_secs(1));
+        let began = Instant::now();
+        let attempt = Duration::from_millis(1);
+        for at in 0..5 {
+            watch.record("refused", attempt, began + Duration::from_millis(at * 400));
+        }
+        let after = began + Duration::from_millis(1602);
+        assert!(watch.shared_failure(Duration::from_secs(1), after).is_none());
+    }
+}

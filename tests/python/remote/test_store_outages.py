@@ -1,0 +1,165 @@
+"""A mount whose server is away: errors after a bounded time for all readers together, and no wait for what needs no bytes."""
+
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file as load_plain
+
+from compare import check_same
+from mounts import until
+from program import find_binary
+
+# The outage that is waited for, in seconds, and what a busy machine adds to it.
+OUTAGE, LEEWAY = 4, 6
+
+READERS = 48
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setenv("CKPTFS_STALL_TIMEOUT", "2")
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", str(OUTAGE))
+    # The cache on disk would have the bytes.
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
+
+
+@pytest.fixture
+def many(store, tmp_path):
+    """A directory with a model for each reader, of 2 MB each."""
+    folder = tmp_path / "many"
+    for number in range(READERS):
+        (folder / f"{number}").mkdir(parents=True)
+        torch.save({"w": torch.randn(500_000)}, folder / f"{number}/pytorch_model.bin")
+    return folder, store.upload(folder, "many")
+
+
+def read_all(paths):
+    """Reads each file by a thread of its own. Returns what came of each, and the time it took."""
+    outcomes = [None] * len(paths)
+
+    def read(number):
+        began = time.monotonic()
+        try:
+            outcome = len(paths[number].read_bytes())
+        except OSError as fault:
+            outcome = fault
+        outcomes[number] = outcome, time.monotonic() - began
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(len(paths))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+# A server that refuses, and one whose answers stall: to these requests it says nothing more.
+@pytest.mark.parametrize("faults", [
+    {"is_down": True}, {"path": "/many/", "method": "GET", "stall_after": 0, "stall_every": 1},
+], ids=["refuses", "stalls"])  # fmt: skip
+def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatient, faults):
+    folder, url = many
+    mount = mounts(url)
+    paths = [mount / f"{number}/model.safetensors" for number in range(READERS)]
+    for path in paths:
+        path.stat()
+    store.fault(**faults)
+    outcomes = read_all(paths)
+    assert all(isinstance(outcome, OSError) for outcome, _ in outcomes), outcomes
+    assert max(took for _, took in outcomes) < OUTAGE + LEEWAY, outcomes
+    store.fault()
+    # Where requests take long to fail, the readers of the next seconds fail with the last one.
+    until("it is read again", lambda: not isinstance(read_all(paths[:1])[0][0], OSError))
+    for number, (outcome, _) in enumerate(read_all(paths)):
+        assert outcome == paths[number].stat().st_size, (number, outcome)
+    check_same(load_plain(paths[7]), torch.load(folder / "7/pytorch_model.bin"))
+
+
+def test_what_needs_no_bytes_is_answered_during_an_outage(mounts, store, many, impatient):
+    _, url = many
+    mount = mounts(url)
+    names = sorted(os.listdir(mount / "3"))
+    size = (mount / "3/model.safetensors").stat().st_size
+    store.fault(is_down=True)
+    reader = threading.Thread(target=lambda: read_all([mount / "3/model.safetensors"]))
+    reader.start()
+    # By now each listing is asked for again.
+    time.sleep(OUTAGE + 2)
+    reader.join()
+
+    def timed(act):
+        began = time.monotonic()
+        try:
+            outcome = act()
+        except OSError as fault:
+            outcome = fault
+        return outcome, time.monotonic() - began
+
+    for act, expected in [
+        (lambda: (mount / "3/model.safetensors").stat().st_size, size),
+        (lambda: sorted(os.listdir(mount / "3")), names),
+        (lambda: mount.stats()["store"]["retries"] > 0, True),
+        (lambda: subprocess.run([find_binary(), "status"], capture_output=True, timeout=60).returncode, 0),
+    ]:
+        outcome, took = timed(act)
+        # A name that must be asked for is an error, and no wrong answer.
+        assert outcome == expected or isinstance(outcome, OSError), outcome
+        assert took < OUTAGE + LEEWAY, (outcome, took)
+    store.fault()
+    until("it is listed again", lambda: timed(lambda: sorted(os.listdir(mount / "3")))[0] == names)
+
+
+def test_an_outage_before_the_first_look_hides_nothing_later(mounts, store, many, impatient):
+    _, url = many
+    mount = mounts(url)
+    store.fault(path="/many/9/", is_down=True)
+    for _ in range(2):
+        try:
+            assert "model.safetensors" not in os.listdir(mount / "9")
+        except OSError:
+            pass
+    store.fault()
+    until("it is shown", lambda: "model.safetensors" in os.listdir(mount / "9"))
+    assert (mount / "9/model.safetensors").read_bytes()
+
+
+def test_an_outage_is_logged_once_and_so_is_its_end(mounts, store, many, impatient):
+    _, url = many
+    mount = mounts(url)
+    paths = [mount / f"{number}/model.safetensors" for number in range(READERS)]
+    for path in paths:
+        path.stat()
+    store.fault(is_down=True)
+    read_all(paths)
+    read_all(paths[:8])
+    store.fault()
+    read_all(paths)
+    lines = [line for line in mount.logged().splitlines() if " WARN " in line or " ERROR " in line]
+    assert len(lines) == 2, lines
+    assert "s3://bucket: gave nothing for" in lines[0] and "s3://bucket: answers again, after" in lines[1]
+
+
+def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many, monkeypatch):
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
+    _, url = many
+    mount = mounts(url)
+    store.fault(path="/many/", method="GET", bytes_per_second=500_000)
+    reader = threading.Thread(target=lambda: read_all([mount / f"{number}/model.safetensors" for number in range(4)]))
+    reader.start()
+    seen = []
+
+    def is_busy():
+        stats = mount.stats()["store"]
+        seen.append((stats["in_flight"], stats["bytes_per_second"]))
+        text = ckptfs("status").stdout
+        return stats["in_flight"] > 0 and stats["bytes_per_second"] > 0 and "in flight" in text and "B/s" in text
+
+    until("requests are in flight", is_busy)
+    reader.join()
+    store.fault()
+    until("none is in flight", lambda: mount.stats()["store"]["in_flight"] == 0)
+    assert mount.stats()["store"]["bytes"] >= 4 * 2_000_000, seen
