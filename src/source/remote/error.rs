@@ -62,11 +62,8 @@ pub enum RemoteError {
     #[error("this server lists no directories")]
     NoListing,
     /// A listing that is too long.
-    #[error("more than {limit} names are in it")]
-    TooManyNames {
-        /// The most that are read.
-        limit: usize,
-    },
+    #[error("its listing is too long: more than 100,000 names, or 32 MiB")]
+    TooManyNames,
     /// No request may be sent, and the cache on disk has not all that is needed.
     #[error("it is not all in the cache on disk, and no request is sent offline")]
     Offline,
@@ -123,7 +120,7 @@ impl RemoteError {
             RemoteError::NoVersion => "fetch it first, and give the path of the file on disk",
             RemoteError::NoRanges => "fetch it first, and give the path of the file on disk",
             RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
-            RemoteError::TooManyNames { .. } => "give a directory further down",
+            RemoteError::TooManyNames => "give a directory further down",
             RemoteError::Offline => {
                 "keep it in the cache while there is a network: ckptfs fetch URL; or leave out --offline"
             }
@@ -190,6 +187,9 @@ pub enum TransportError {
     /// A redirect that is not followed.
     #[error("a redirect to {host} is not followed")]
     Redirect { host: String, why: &'static str },
+    /// A name that is one of a directory: the server redirects to it with a slash.
+    #[error("it is a directory, which this server does not list")]
+    NoListing,
     /// The bucket is in another region.
     #[error("the bucket is in the region {0}: set AWS_REGION={0}")]
     OtherRegion(String),
@@ -204,6 +204,7 @@ impl TransportError {
                 retry_after: *retry_after,
             },
             TransportError::Connection(message) => StoreFailure::transient(message),
+            TransportError::NoListing => StoreFailure::Permanent(RemoteError::NoListing),
             TransportError::PlainHttp => StoreFailure::Permanent(RemoteError::PlainHttp),
             TransportError::Redirect { host, why } => {
                 let host = host.clone();

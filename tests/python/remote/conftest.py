@@ -6,7 +6,7 @@ import torch.distributed.checkpoint as dcp
 
 import stores
 from samples import write_shards
-from stores import Store
+from stores import Moto
 from zero import Run
 
 if stores.MOTO is None:
@@ -18,7 +18,7 @@ if stores.MOTO is None:
 
 @pytest.fixture(scope="session")
 def server():
-    store = Store()
+    store = Moto()
     yield store
     store.end()
 
