@@ -239,6 +239,9 @@ impl From<object_store::Error> for StoreFailure {
                 let message = describe(&*source);
                 StoreFailure::Permanent(RemoteError::Denied { message })
             }
+            object_store::Error::NotSupported { .. } => {
+                StoreFailure::Permanent(RemoteError::NoRanges)
+            }
             error => {
                 let message = describe(&error);
                 match message.contains("non-partial response") {

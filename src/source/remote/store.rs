@@ -251,7 +251,7 @@ impl RemoteStore {
     pub fn note_weak_version(&self) {
         if !self.has_noted_weak_versions.swap(true, Relaxed) {
             let (scheme, host) = (self.url.scheme, &self.url.host);
-            tracing::info!(
+            tracing::warn!(
                 store = %format_args!("{scheme}://{host}"),
                 "the server states no strong ETag: a change within one second cannot be seen"
             );

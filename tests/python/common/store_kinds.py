@@ -50,6 +50,7 @@ class S3sFs(Store):
     """A bucket of s3s-fs, which compares signatures and keeps objects in a folder."""
 
     takes_any_key = False
+    keys_that_are_no_paths = []
 
     def __init__(self, folder):
         (folder / BUCKET).mkdir()
@@ -141,6 +142,7 @@ class Folder:
     """Objects that are files of a folder."""
 
     takes_any_key = False
+    keys_that_are_no_paths = []
 
     def put(self, key, body):
         path = self.folder / BUCKET / key
@@ -161,7 +163,9 @@ class Folder:
 class WebDav(Folder, Store):
     """A folder that rclone serves by WebDAV."""
 
+    # Without its cache, rclone reads the directory anew for each name of a listing.
     words = ("webdav", "--dir-cache-time", "0")
+    long_count = 150
 
     def __init__(self, folder):
         self.folder = folder
@@ -184,6 +188,7 @@ class Local(Folder):
     """A folder of this machine, beside the stores."""
 
     lists = True
+    long_count = Store.long_count
     environment = {}
 
     def __init__(self, folder):
