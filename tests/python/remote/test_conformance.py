@@ -1,5 +1,5 @@
-"""What holds for every kind of source, a folder of this machine too: the same bytes by every way, the same listings, and
-changes that are noticed."""
+"""Promises of every kind of source, a folder of this machine too: the same bytes by every way, and the same listings. Changes
+are noticed."""
 
 import os
 import random
