@@ -7,12 +7,13 @@ export CARGO_TARGET_DIR=$PWD/target
 
 install_build_tools
 install_mount_tools
-# The tests of the mount need fio and getfattr, those of the loader fincore, those of saving strace.
+# The tests of the mount need fio and getfattr, those of the loader fincore, those of saving strace, those of stores rclone.
 missing=()
 command -v fio >/dev/null || missing+=(fio)
 command -v getfattr >/dev/null || missing+=(attr)
 command -v fincore >/dev/null || missing+=(util-linux-extra)
 command -v strace >/dev/null || missing+=(strace)
+command -v rclone >/dev/null || missing+=(rclone)
 install_packages "${missing[@]}"
 
 requirements=tests/python/requirements.txt
@@ -40,6 +41,25 @@ if [ ! -e "$stores_venv/complete" ]; then
     make_venv "$stores_venv" "$stores_requirements"
 fi
 export CKPTFS_MOTO_PYTHON=$stores_venv/bin/python
+
+# s3s-fs, which plays S3 and compares signatures. A version that this project's Rust builds.
+s3s_fs=$cache/s3s-fs-0.14.1
+if [ ! -e "$s3s_fs/bin/s3s-fs" ]; then
+    wait_for "building s3s-fs for the tests of stores (some minutes)" env -u CARGO_TARGET_DIR \
+        cargo install --quiet --locked --root "$s3s_fs" --features binary "s3s-fs@${s3s_fs##*-}"
+fi
+export CKPTFS_S3S_FS=$s3s_fs/bin/s3s-fs
+
+# azurite, which plays Azure. Without npm, its tests are skipped aloud.
+azurite=$cache/azurite-3.35.0
+if [ ! -e "$azurite/complete" ] && command -v npm >/dev/null; then
+    rm -rf "$azurite"
+    mkdir -p "$azurite"
+    wait_for "installing azurite for the tests of stores (some 180 MB)" \
+        npm install --silent --no-fund --no-audit --ignore-scripts --prefix "$azurite" "azurite@${azurite##*-}"
+    touch "$azurite/complete"
+fi
+[ ! -e "$azurite/complete" ] || export CKPTFS_AZURITE=$azurite/node_modules/.bin/azurite-blob
 
 # safetensors' own tests, which the Python package must pass. Only its source package has them.
 safetensors_source=safetensors-0.9.0rc1

@@ -11,8 +11,9 @@ use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
 use super::directory::{
-    Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
-    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
+    Candidate, CandidateFiles, DefaultChoice, NumberedSetError, candidates_among, choose_default,
+    find_candidates, is_complete_set, lone_shard_note, numbered_shards, sole_index,
+    unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
@@ -71,10 +72,10 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     }
                     error => error,
                 })?;
-            match open_by_name(&root, &directory, name, options) {
+            match open_by_name(&root, &directory, &name, options) {
                 Err(CheckpointError::Source(error @ SourceError::Missing { .. })) => {
                     let found = find_in_parent(parent, links);
-                    match found.filter(|(.., candidate)| *candidate.name == *name) {
+                    match found.filter(|(.., candidate)| OsStr::new(&*candidate.name) == &*name) {
                         Some((root, directory, candidate)) => {
                             open_candidate(&root, &directory, &candidate, options)
                         }
@@ -122,15 +123,20 @@ pub fn open_by_name(
 ) -> Result<Checkpoint, CheckpointError> {
     let text = name.to_str().unwrap_or_default();
     if unsharded_name_of_index(text).is_some() {
-        let names = root.file_names(directory)?;
-        if names.iter().any(|name| name == text) {
-            return open_numbered_index(root, directory, text, &names, options);
+        match root.listed_file_names(directory)? {
+            Some(names) if names.iter().any(|name| name == text) => {
+                return open_numbered_index(root, directory, text, &names, options);
+            }
+            // The index alone names its shards.
+            None => return open_index(root, directory, text, &[], &[], options),
+            Some(_) => {}
         }
     }
     match OpenFile::open_user_path_in_root(root, &directory.join(name)) {
         Ok(file) => open_file(file, text, options),
         Err(missing @ SourceError::Missing { .. }) => {
-            let mut found = find_candidates(root, directory)?.into_iter();
+            let names = root.listed_file_names(directory)?.unwrap_or_default();
+            let mut found = candidates_among(root, directory, &names).into_iter();
             let set = found.find(|candidate| *candidate.name == *name).ok_or(missing)?;
             open_candidate(root, directory, &set, options)
         }
@@ -168,7 +174,7 @@ pub fn open_candidate(
             open_index(root, directory, &candidate.name, shards, unindexed, options)
         }
         CandidateFiles::Numbered { shards, total, error: Some(error) } => {
-            let path = root.path().join(directory);
+            let path = root.shown_path(directory);
             let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
             Err(match error {
                 NumberedSetError::MissingShard(first) => CheckpointError::IncompleteSet {
@@ -186,11 +192,11 @@ pub fn open_candidate(
             })
         }
         CandidateFiles::Ranks(folder) => {
-            let path = root.path().join(directory).join(&candidate.name);
+            let path = root.shown_path(&directory.join(&candidate.name));
             read_training_folder(root, directory, path, folder, options)
         }
         CandidateFiles::Numbered { shards, .. } => {
-            let path = root.path().join(directory).join(&candidate.name);
+            let path = root.shown_path(&directory.join(&candidate.name));
             let shards = read_shards(root, directory, &path, shards, options);
             shards.map_err(|(_, error)| error)?.into_checkpoint(path, None)
         }

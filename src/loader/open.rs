@@ -221,7 +221,7 @@ fn parse_source(
     path: &Path,
     options: &ParseOptions,
 ) -> Result<ResolvedCheckpoint, LoadError> {
-    let source = root.path().join(path);
+    let source = root.shown_path(path);
     let Some(name) = path.file_name() else {
         return Err(SourceError::Missing { path: source }.into());
     };

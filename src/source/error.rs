@@ -250,6 +250,15 @@ impl SourceError {
         }
     }
 
+    /// Whether it is a directory of a server that lists none.
+    pub(super) fn is_unlisted(&self) -> bool {
+        #[cfg(feature = "remote")]
+        if let SourceError::Remote { error, .. } = self {
+            return matches!(**error, super::remote::RemoteError::NoListing);
+        }
+        false
+    }
+
     /// Whether this user is not permitted to do it.
     pub fn is_denied(&self) -> bool {
         matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)

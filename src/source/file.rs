@@ -277,7 +277,7 @@ impl FileLocation {
     /// The path for messages.
     fn path(&self) -> PathBuf {
         match self {
-            FileLocation::InRoot { root, path, .. } => root.path().join(path),
+            FileLocation::InRoot { root, path, .. } => root.shown_path(path),
             FileLocation::User { path, .. } => path.clone(),
         }
     }

@@ -1,6 +1,7 @@
 //! A directory that bounds what may be opened, of any kind of source.
 
-use std::ffi::OsStr;
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,6 +59,11 @@ impl Root {
     /// The path for messages.
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// The path of a file inside for messages.
+    pub fn shown_path(&self, inside: &Path) -> PathBuf {
+        self.directory.shown_path(inside)
     }
 
     /// The absolute path without links.
@@ -144,6 +150,14 @@ impl Root {
         Ok(entries.filter_map(|entry| entry.name.into_string().ok()).collect())
     }
 
+    /// The names in a directory that can be checkpoint files; `None` if its server lists no directories.
+    pub fn listed_file_names(&self, inside: &Path) -> Result<Option<Vec<String>>, SourceError> {
+        match self.file_names(inside) {
+            Err(error) if error.is_unlisted() => Ok(None),
+            names => names.map(Some),
+        }
+    }
+
     /// Whether a name of a kind in a directory is a file or a link to one. A dangling link counts as a file that
     /// cannot be opened.
     pub fn may_be_file(&self, directory: &Path, name: &OsStr, kind: FileKind) -> bool {
@@ -158,10 +172,17 @@ impl Root {
     }
 }
 
-/// The directory part of a path, and the name in it.
-pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), SourceError> {
+/// The directory part of a path, and the name in it: of a web server's URL, without percent-encoding.
+pub fn split_parent(path: &Path) -> Result<(&Path, Cow<'_, OsStr>), SourceError> {
     let missing = || SourceError::Missing { path: path.to_path_buf() };
     let name = path.file_name().ok_or_else(missing)?;
+    let name = match SourceUrl::parse(path) {
+        Some(Ok(url)) => {
+            let name = url.key.rsplit('/').next().unwrap_or_default();
+            Cow::Owned(OsString::from(name))
+        }
+        _ => Cow::Borrowed(name),
+    };
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 

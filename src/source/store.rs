@@ -44,11 +44,11 @@ pub struct ResolvedPath {
 /// Which metadata of a path is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataQuery {
-    /// Of what the path leads to, as it is now.
+    /// Metadata of what the path leads to, as it is now.
     Current,
     /// The same as it was last seen: nothing is waited for.
     Cached,
-    /// Of a link itself, if the path ends with one.
+    /// Metadata of a link itself, if the path ends with one.
     Link,
 }
 
@@ -56,6 +56,11 @@ pub enum MetadataQuery {
 pub trait SourceDirectory: fmt::Debug + Send + Sync {
     /// The path for messages.
     fn path(&self) -> &Path;
+
+    /// The path of a file inside for messages.
+    fn shown_path(&self, inside: &Path) -> PathBuf {
+        self.path().join(inside)
+    }
 
     /// The absolute path without links.
     fn real_path(&self) -> &Path {

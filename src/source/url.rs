@@ -5,6 +5,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+
 /// The kind of store that a URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreKind {
@@ -28,6 +30,9 @@ const SCHEMES: [(&str, StoreKind); 6] = [
     ("s3a", StoreKind::S3),
 ];
 
+/// Characters of names that have another meaning in the URL of a web server.
+const ENCODED_CHARACTERS: AsciiSet = CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
+
 /// The two addresses of the Hugging Face hub, as they stand in URLs. Its pages are no files.
 pub const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
 
@@ -40,7 +45,7 @@ pub struct SourceUrl {
     pub scheme: &'static str,
     /// The bucket, the container, or the host with its port.
     pub host: String,
-    /// The key: path segments with one slash between them, none at its ends.
+    /// The key: path segments with one slash between them, none at its ends. Of a web server, without percent-encoding.
     pub key: String,
 }
 
@@ -62,6 +67,9 @@ pub enum UrlError {
     /// A name that no file can have.
     #[error("the URL has an empty name between two slashes")]
     EmptySegment,
+    /// A slash within a name, which no path can have.
+    #[error("the URL has an encoded slash (%2F) in a name")]
+    EncodedSlash,
     /// A segment that leads elsewhere.
     #[error("the URL has a segment `.` or `..`")]
     DotSegment,
@@ -80,7 +88,10 @@ impl UrlError {
             UrlError::NoHost => {
                 "give s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
             }
-            UrlError::NotText | UrlError::DotSegment | UrlError::EmptySegment => "check the URL",
+            UrlError::NotText
+            | UrlError::DotSegment
+            | UrlError::EmptySegment
+            | UrlError::EncodedSlash => "check the URL",
         }
     }
 }
@@ -130,14 +141,23 @@ impl SourceUrl {
         if host.is_empty() {
             return Err(UrlError::NoHost);
         }
-        let key = rest[host.len()..].trim_matches('/');
+        let encoded = rest[host.len()..].trim_matches('/');
+        let key = match kind {
+            StoreKind::Http => {
+                percent_decode_str(encoded).decode_utf8().map_err(|_| UrlError::NotText)?
+            }
+            _ => encoded.into(),
+        };
+        if key.matches('/').count() != encoded.matches('/').count() {
+            return Err(UrlError::EncodedSlash);
+        }
         if key.split('/').any(|segment| matches!(segment, "." | "..")) {
             return Err(UrlError::DotSegment);
         }
         if key.contains("//") {
             return Err(UrlError::EmptySegment);
         }
-        Ok(SourceUrl { kind, scheme, host: host.to_owned(), key: key.to_owned() })
+        Ok(SourceUrl { kind, scheme, host: host.to_owned(), key: key.into_owned() })
     }
 
     /// The URL as a path, in its usual form.
@@ -148,9 +168,15 @@ impl SourceUrl {
 
 impl fmt::Display for SourceUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SourceUrl { kind: _, scheme, host, key } = self;
+        let SourceUrl { kind, scheme, host, key } = self;
         let slash = if key.is_empty() { "" } else { "/" };
-        write!(f, "{scheme}://{host}{slash}{key}")
+        match kind {
+            StoreKind::Http => {
+                let key = utf8_percent_encode(key, &ENCODED_CHARACTERS);
+                write!(f, "{scheme}://{host}{slash}{key}")
+            }
+            _ => write!(f, "{scheme}://{host}{slash}{key}"),
+        }
     }
 }
 
@@ -173,6 +199,9 @@ mod tests {
             ("HTTPS://host/a", "https://host/a"),
             ("gs://bucket", "gs://bucket"),
             ("https://host:8080/a%20b/c", "https://host:8080/a%20b/c"),
+            ("https://host/a b/ä", "https://host/a%20b/%C3%A4"),
+            ("https://host/100%/%23%3f%2525", "https://host/100%25/%23%3F%2525"),
+            ("s3://bucket/a%20b", "s3://bucket/a%20b"),
         ] {
             assert_eq!(url(text).unwrap().unwrap().to_string(), form);
         }
@@ -197,6 +226,9 @@ mod tests {
         assert_eq!(error("https://host?a=b@c&d=secret"), UrlError::Query);
         assert_eq!(error("https://hf.co/o/m/x.pt?token=secret"), UrlError::Query);
         assert_eq!(error("s3:///a"), UrlError::NoHost);
+        assert_eq!(error("https://host/a%2fb"), UrlError::EncodedSlash);
+        assert_eq!(error("https://host/a/%2e%2E/b"), UrlError::DotSegment);
+        assert_eq!(error("https://host/%ff"), UrlError::NotText);
         assert_eq!(error("s3://bucket/a//b"), UrlError::EmptySegment);
         assert_eq!(error("s3://bucket/a/../b"), UrlError::DotSegment);
         for error in [UrlError::UserInfo, UrlError::Query] {

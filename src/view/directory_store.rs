@@ -97,7 +97,7 @@ impl DirectoryStore {
                 Err(QueryError::Stale) => directory = self.current(path, Some(&directory))?,
             }
         }
-        Err(ViewError::KeepsChanging { path: context.root.path().join(path) })
+        Err(ViewError::KeepsChanging { path: context.root.shown_path(path) })
     }
 
     /// The directory as it is now, but not `stale`.

@@ -87,7 +87,7 @@ impl View {
                 error => error,
             };
             let (root, base) = Root::for_directory(parent, links).map_err(whole_path)?;
-            let target = single_target::resolve(&root, &base, name, &options.keep);
+            let target = single_target::resolve(&root, &base, &name, &options.keep);
             match target.map_err(|error| error.with_typed_path(path))? {
                 // Where the links of a typed path lead is for the user to say.
                 target @ SingleTarget::File(_) => {

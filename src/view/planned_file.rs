@@ -171,7 +171,7 @@ impl PlannedFile {
 
     /// The refusal of files that never stay the same long enough to be read.
     pub fn unstable_refusal(&self, context: &ViewContext, directory: &Path) -> BuildOutcome {
-        let path = context.root.path().join(directory).join(&self.plan.candidate.name);
+        let path = context.root.shown_path(&directory.join(&self.plan.candidate.name));
         let error = ViewError::KeepsChanging { path };
         BuildOutcome::Refused(Arc::new(Refusal::new(self.plan.candidate.original_names(), &error)))
     }

@@ -67,7 +67,7 @@ pub fn read_headers(
 /// What a failed download left at a path, if that is there.
 fn failed_download(store: &DirectoryStore, path: &Path) -> Option<SafetensorsHeader> {
     let format = unread_format(store, path).filter(UnreadFormat::is_failed_download)?;
-    let remedy = format.remedy(&store.context.root.path().join(path));
+    let remedy = format.remedy(&store.context.root.shown_path(path));
     Some(SafetensorsHeader::Other { reason: format.to_string(), remedy })
 }
 
@@ -101,7 +101,7 @@ fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> Safetens
         }
         Ok(found) => SafetensorsHeader::Other {
             reason: format!("is a {} file with the extension .safetensors", found.format.name()),
-            remedy: rename_remedy(&context.root.path().join(directory).join(name)),
+            remedy: rename_remedy(&context.root.shown_path(&directory.join(name))),
         },
         Err(error) => {
             let text = error.to_string();

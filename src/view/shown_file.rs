@@ -104,7 +104,7 @@ impl VirtualFileSummary {
         let checkpoint = parse(context, &self.directory, &self.plan, &self.options)?;
         let file = Arc::new(VirtualFile::new(checkpoint)?);
         if file.identity() != self.identity {
-            let path = context.root.path().join(self.source());
+            let path = context.root.shown_path(&self.source());
             return Err(SourceError::Changed { path }.into());
         }
         if !self.is_settled {

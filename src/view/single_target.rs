@@ -30,7 +30,7 @@ fn open_file_or_shown(path: &Path, options: &ParseOptions) -> Result<Checkpoint,
             let Ok((root, directory)) = Root::for_directory(parent, options.link_policy()) else {
                 return Err(missing.into());
             };
-            match find_shown(&root, &directory, name, &KeepRules::default()) {
+            match find_shown(&root, &directory, &name, &KeepRules::default()) {
                 Ok(Some(candidate)) => {
                     checkpoint::open_candidate(&root, &directory, &candidate, options)
                 }

@@ -16,8 +16,8 @@ mod universal_folder;
 pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
 pub use default_choice::{DefaultChoice, choose_default};
 pub use discover::{
-    candidates_by_name, find_candidates, find_nested, find_unread_file, is_training_file,
-    sole_index, training_pattern,
+    candidates_among, candidates_by_name, find_candidates, find_nested, find_unread_file,
+    is_training_file, sole_index, training_pattern,
 };
 pub use nested_training::{LATEST_NAME, find_whole_states, missing_tag};
 pub use numbered_name::{split_digits, split_rank, world_size};

@@ -97,6 +97,6 @@ fn step_of(folder: &Path) -> Option<u64> {
 pub fn folder_path(root: &Root, directory: &Path) -> PathBuf {
     match directory.as_os_str().is_empty() {
         true => root.path().to_path_buf(),
-        false => root.path().join(directory),
+        false => root.shown_path(directory),
     }
 }

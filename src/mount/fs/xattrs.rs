@@ -48,7 +48,7 @@ pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) 
     }
 }
 
-/// Of a source that is not on this machine, and is found by its URL alone.
+/// The descriptor of a source that is not on this machine, and is found by its URL alone.
 const NO_DESCRIPTOR: i32 = -1;
 
 fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {

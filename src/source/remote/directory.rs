@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use object_store::ObjectMeta;
 
@@ -18,12 +18,13 @@ use crate::source::url::{SourceUrl, UrlError};
 
 use super::error::{RemoteError, StoreFailure};
 use super::file::{RemoteFile, remote_error};
+use super::listing::{StoreEntry, StoreListing};
 use super::runtime::block_on;
-use super::store::{ListedNames, RemoteStore, StoreEntry, StoreListing};
-use super::version::ObjectVersion;
+use super::store::{ObjectHead, RemoteStore};
+use super::version::{ObjectVersion, short_hash};
 
-/// How long a listing counts: a change of a directory is seen after so long.
-pub const LISTING_MAX_AGE: Duration = Duration::from_secs(5);
+/// The time in which the first look at a name is tried again, before its listing is asked for.
+const FIRST_LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A directory of a store.
 #[derive(Debug)]
@@ -69,20 +70,32 @@ impl RemoteDirectory {
         if self.store.options.offline {
             return self.look_up_offline(inside);
         }
-        let head = self.request("look at it", inside, |store, key| Box::pin(store.head(key)));
-        let error = match head {
-            Ok(meta) if meta.size > 0 => return self.object(inside, &meta),
-            Ok(meta) => match self.has_names(inside)? {
-                true => return Ok(StoreEntry::Directory),
-                false => return self.object(inside, &meta),
-            },
-            Err(error) => error,
-        };
-        // Credentials may list a directory and be denied to look for an object of its name.
-        match error.is_missing() || error.is_denied_by_store() {
-            true if self.has_names(inside)? => Ok(StoreEntry::Directory),
-            _ => Err(error),
+        let mut head = self.head(inside, Some(FIRST_LOOK_TIMEOUT));
+        if is_outage(&head) {
+            // Some servers fail on the name of a directory.
+            if self.has_names(inside)? {
+                return Ok(StoreEntry::Directory);
+            }
+            head = self.head(inside, None);
         }
+        let object =
+            head.and_then(|head| Ok((self.object(inside, &head.meta)?, head.may_be_directory)));
+        match object {
+            Ok((object, false)) => Ok(object),
+            Ok((object, true)) => Ok(match self.has_names(inside)? {
+                true => StoreEntry::Directory,
+                false => object,
+            }),
+            Err(error) if may_be_directory(&error) && self.has_names(inside)? => {
+                Ok(StoreEntry::Directory)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Metadata of an object, asked for until the server is given up, or for a shorter time.
+    fn head(&self, inside: &Path, timeout: Option<Duration>) -> Result<ObjectHead, SourceError> {
+        self.request("look at it", inside, timeout, |store, key| Box::pin(store.head(key)))
     }
 
     /// What a path leads to, as far as the cache on disk knows.
@@ -116,12 +129,15 @@ impl RemoteDirectory {
     }
 
     fn display_path(&self, inside: &Path) -> PathBuf {
-        if inside.as_os_str().is_empty() { self.path.clone() } else { self.path.join(inside) }
+        match self.key_of(inside) {
+            Ok(key) => self.store.url_of(&key).to_path(),
+            Err(_) => self.path.join(inside),
+        }
     }
 
     /// The key of a path inside.
     fn key_of(&self, inside: &Path) -> Result<String, SourceError> {
-        let missing = || SourceError::Missing { path: self.display_path(inside) };
+        let missing = || SourceError::Missing { path: self.path.join(inside) };
         let resolved = self.resolve_by_name(inside).ok_or_else(missing)?.path;
         let inside = resolved.to_str().ok_or_else(missing)?;
         Ok(match (self.key.is_empty(), inside.is_empty()) {
@@ -136,6 +152,7 @@ impl RemoteDirectory {
         &self,
         action: &'static str,
         inside: &Path,
+        timeout: Option<Duration>,
         send: impl for<'a> Fn(&'a RemoteStore, &'a str) -> Answer<'a, T>,
     ) -> Result<T, SourceError> {
         let key = self.key_of(inside)?;
@@ -143,7 +160,7 @@ impl RemoteDirectory {
         let attempts = async {
             let store = self.store.of_this_process()?;
             let _permit = store.permit().await;
-            let mut budget = store.retry_budget()?;
+            let mut budget = store.retry_budget_within(timeout)?;
             loop {
                 match send(&store, &key).await {
                     Ok(answer) => return Ok(answer),
@@ -159,29 +176,30 @@ impl RemoteDirectory {
     /// The listing of a directory inside, not older than it may be.
     fn listing(&self, inside: &Path) -> Result<Arc<StoreListing>, SourceError> {
         let key = self.key_of(inside)?;
-        if let Some(known) = self.store.known_listing(&key, LISTING_MAX_AGE) {
+        if let Some(known) = self.store.known_listing(&key, self.store.options.poll_interval) {
             return Ok(known);
         }
-        let taken_at = Instant::now();
+        let mut listing = StoreListing::new();
+        let too_long = |failure| remote_error(self.display_path(inside), "list it", failure);
         if self.store.options.offline {
-            let entries = offline_entries(&key, &self.store.cached_versions());
-            let listing = Arc::new(StoreListing { taken_at, entries });
-            self.store.remember_listing(key, Arc::clone(&listing));
-            return Ok(listing);
-        }
-        let names = self.request("list it", inside, |store, key| Box::pin(store.list(key)))?;
-        let ListedNames { objects, directories } = names;
-        let mut entries: BTreeMap<String, StoreEntry> =
-            directories.into_iter().map(|name| (name, StoreEntry::Directory)).collect();
-        for (name, meta) in objects {
-            // An object without a version is found out when it is opened.
-            let Ok(version) = ObjectVersion::new(&meta) else { continue };
-            // An empty object of a directory's name marks that directory.
-            if version.size > 0 || !entries.contains_key(&name) {
-                entries.insert(name, StoreEntry::Object(version));
+            for (name, entry) in offline_entries(&key, &self.store.cached_versions()) {
+                listing.add(&name, entry).map_err(too_long)?;
+            }
+        } else {
+            let mut token = None;
+            loop {
+                // A page that failed is asked for again by itself.
+                let page = self.request("list it", inside, None, |store, key| {
+                    Box::pin(store.list_page(key, token.clone()))
+                })?;
+                listing.add_page(&key, page.result).map_err(too_long)?;
+                match page.page_token {
+                    Some(next) if !next.is_empty() => token = Some(next),
+                    _ => break,
+                }
             }
         }
-        let listing = Arc::new(StoreListing { taken_at, entries });
+        let listing = Arc::new(listing);
         self.store.remember_listing(key, Arc::clone(&listing));
         Ok(listing)
     }
@@ -215,10 +233,7 @@ impl RemoteDirectory {
             names.update(name.as_bytes());
             names.update(&[0, u8::from(matches!(entry, StoreEntry::Directory))]);
         }
-        let [ino, names] = [blake3::hash(key.as_bytes()), names.finalize()].map(|hash| {
-            let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
-            u64::from_le_bytes([a, b, c, d, e, f, g, h])
-        });
+        let [ino, names] = [blake3::hash(key.as_bytes()), names.finalize()].map(short_hash);
         let mtime = names.cast_signed();
         let identity = FileIdentity { dev: self.store.id, ino, size: 0, mtime, mtime_nsec: 0 };
         Ok(FileState { identity, ctime: 0, ctime_nsec: 0 })
@@ -230,6 +245,10 @@ type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, StoreFailur
 impl SourceDirectory for RemoteDirectory {
     fn path(&self) -> &Path {
         &self.path
+    }
+
+    fn shown_path(&self, inside: &Path) -> PathBuf {
+        self.display_path(inside)
     }
 
     fn entries(&self, inside: &Path) -> Result<Vec<DirEntry>, SourceError> {
@@ -269,6 +288,21 @@ impl SourceDirectory for RemoteDirectory {
             }
         }
     }
+}
+
+fn is_outage<T>(answer: &Result<T, SourceError>) -> bool {
+    matches!(answer, Err(SourceError::Remote { error, .. }) if matches!(**error, RemoteError::Outage { .. }))
+}
+
+/// Whether a name that cannot be looked at may be one of a directory. Credentials may list a directory and be denied to look
+/// for an object of its name; web servers answer as they like.
+fn may_be_directory(error: &SourceError) -> bool {
+    let SourceError::Remote { error: remote, .. } = error else { return error.is_missing() };
+    error.is_denied_by_store()
+        || matches!(
+            **remote,
+            RemoteError::NoListing | RemoteError::NoVersion | RemoteError::Other { .. }
+        )
 }
 
 /// The names in a directory that the cache on disk has objects of.

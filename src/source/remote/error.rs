@@ -68,11 +68,8 @@ pub enum RemoteError {
     #[error("this server lists no directories")]
     NoListing,
     /// A listing that is too long.
-    #[error("more than {limit} names are in it")]
-    TooManyNames {
-        /// The most that are read.
-        limit: usize,
-    },
+    #[error("its listing is too long: more than 100,000 names, or 32 MiB")]
+    TooManyNames,
     /// No request may be sent, and the cache on disk has not all that is needed.
     #[error("it is not all in the cache on disk, and no request is sent offline")]
     Offline,
@@ -130,7 +127,7 @@ impl RemoteError {
             RemoteError::NoVersion => "fetch it first, and give the path of the file on disk",
             RemoteError::NoRanges => "fetch it first, and give the path of the file on disk",
             RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
-            RemoteError::TooManyNames { .. } => "give a directory further down",
+            RemoteError::TooManyNames => "give a directory further down",
             RemoteError::Offline => {
                 "keep it in the cache while there is a network: ckptfs fetch URL; or leave out --offline"
             }
@@ -202,6 +199,9 @@ pub enum TransportError {
     /// A redirect that is not followed.
     #[error("a redirect to {host} is not followed")]
     Redirect { host: String, why: &'static str },
+    /// A name that is one of a directory: the server redirects to it with a slash.
+    #[error("it is a directory, which this server does not list")]
+    NoListing,
     /// The bucket is in another region.
     #[error("the bucket is in the region {0}")]
     OtherRegion(String),
@@ -216,6 +216,7 @@ impl TransportError {
                 retry_after: *retry_after,
             },
             TransportError::Connection(message) => StoreFailure::transient(message),
+            TransportError::NoListing => StoreFailure::Permanent(RemoteError::NoListing),
             TransportError::PlainHttp => StoreFailure::Permanent(RemoteError::PlainHttp),
             TransportError::Redirect { host, why } => {
                 let host = host.clone();
@@ -252,6 +253,9 @@ impl From<object_store::Error> for StoreFailure {
             | object_store::Error::Unauthenticated { source, .. } => {
                 let message = describe(&*source);
                 StoreFailure::Permanent(RemoteError::Denied { message })
+            }
+            object_store::Error::NotSupported { .. } => {
+                StoreFailure::Permanent(RemoteError::NoRanges)
             }
             error => {
                 let message = describe(&error);

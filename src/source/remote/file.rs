@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::try_join_all;
+use futures_util::stream::StreamExt;
 
 use crate::source::disk_cache::CachedObject;
 use crate::source::error::SourceError;
@@ -84,6 +85,9 @@ impl RemoteFile {
         path: PathBuf,
     ) -> RemoteFile {
         let (pages, page_run, bypasses_cache) = Default::default();
+        if !version.is_strong() {
+            store.note_weak_version();
+        }
         let cached = store.cached_object(&key, &version);
         RemoteFile { store, key, version, path, pages, page_run, cached, bypasses_cache }
     }

@@ -1,19 +1,21 @@
 //! The client of one bucket, container or web server, and its requests.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
+use object_store::list::{PaginatedListOptions, PaginatedListResult, PaginatedListStore};
 use object_store::path::Path as ObjectPath;
-use object_store::{BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use object_store::{
+    Attribute, BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
+};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::source::disk_cache::{CachedObject, CachedVersion, DiskCache};
@@ -22,11 +24,12 @@ use crate::threads::lock;
 
 use super::credentials;
 use super::error::{RemoteError, StoreFailure};
+use super::listing::{ListingCache, StoreListing};
 use super::options::RemoteOptions;
 use super::outage::OutageWatch;
 use super::retry::RetryBudget;
 use super::transport::Connector;
-use super::version::ObjectVersion;
+use super::version::{ObjectVersion, short_hash};
 
 /// Requests of one store that are in flight at once: enough to fill a fast network at 50 MB/s a connection.
 const MAX_REQUEST_COUNT: usize = 64;
@@ -34,18 +37,38 @@ const MAX_REQUEST_COUNT: usize = 64;
 /// The longest outage before a store has answered once: its address may be wrong.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Names of a directory that are read. A listing beyond that is no model's.
-const MAX_NAME_COUNT: usize = 100_000;
+/// The body of an answer, in pieces.
+pub type ObjectBody = BoxStream<'static, Result<bytes::Bytes, StoreFailure>>;
+
+/// What a store states of an object without its bytes.
+pub struct ObjectHead {
+    pub meta: ObjectMeta,
+    /// An empty object can mark a directory, and web servers answer with a page in place of one.
+    pub may_be_directory: bool,
+}
+
+/// The requests that a store serves.
+struct StoreClient {
+    objects: Arc<dyn ObjectStore>,
+    /// Lists page by page; `None` if the store lists in one answer.
+    pages: Option<Arc<dyn PaginatedListStore>>,
+}
+
+impl StoreClient {
+    fn paged(client: impl ObjectStore + PaginatedListStore) -> StoreClient {
+        let client = Arc::new(client);
+        StoreClient { objects: Arc::clone(&client) as _, pages: Some(client) }
+    }
+}
 
 /// Objects of one store, by their keys.
 pub struct RemoteStore {
     /// `None` if no request may be sent.
-    client: Option<Box<dyn ObjectStore>>,
+    client: Option<StoreClient>,
     /// The URL that it was opened for, of which it is the host.
     url: SourceUrl,
     /// The process that opened it: connections do not survive a fork.
     pid: u32,
-    kind: StoreKind,
     /// The kind, the endpoint and the bucket: what tells it from other stores, in the cache on disk too.
     identity: String,
     /// Stands for the store in identities of files.
@@ -56,44 +79,16 @@ pub struct RemoteStore {
     in_flight: Semaphore,
     has_answered: AtomicBool,
     pub outage: Arc<OutageWatch>,
-    listings: Mutex<HashMap<String, Arc<StoreListing>>>,
+    listings: Mutex<ListingCache>,
+    has_noted_weak_versions: AtomicBool,
 }
 
 impl std::fmt::Debug for RemoteStore {
     // Not the client, which has the credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteStore").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("RemoteStore").field("kind", &self.url.kind).finish_non_exhaustive()
     }
 }
-
-/// The body of an answer.
-pub struct ObjectBody {
-    pub stream: BoxStream<'static, object_store::Result<bytes::Bytes>>,
-}
-
-/// What a directory has: objects with their versions, and directories.
-#[derive(Debug, Default)]
-pub struct ListedNames {
-    pub objects: Vec<(String, ObjectMeta)>,
-    pub directories: Vec<String>,
-}
-
-/// The names in a directory with their versions, and when they were asked for.
-#[derive(Debug)]
-pub struct StoreListing {
-    pub taken_at: Instant,
-    pub entries: BTreeMap<String, StoreEntry>,
-}
-
-/// What has a name in a directory.
-#[derive(Clone, Debug)]
-pub enum StoreEntry {
-    Object(ObjectVersion),
-    Directory,
-}
-
-/// Listings that a store remembers. A program that walks through more asks again.
-const MAX_LISTING_COUNT: usize = 1000;
 
 /// The stores that are open, by what their clients were made of.
 static STORES: Mutex<Option<HashMap<StoreKey, Arc<RemoteStore>>>> = Mutex::new(None);
@@ -105,7 +100,7 @@ struct StoreKey {
     host: String,
     endpoint: String,
     options: RemoteOptions,
-    /// Of the settings of the clouds in the environment: other credentials are another client.
+    /// The hash of the clouds' settings in the environment: other credentials are another client.
     settings: blake3::Hash,
     pid: u32,
 }
@@ -150,18 +145,15 @@ impl RemoteStore {
             return Ok(store);
         }
         let identity = format!("{:?} {} {}", url.kind, key.endpoint, url.host);
-        let hash = blake3::hash(identity.as_bytes());
-        let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
         let cache = DiskCache::shared(&options.cache);
         let client = if options.offline { None } else { Some(build_client(url, &options)?) };
         let store = Arc::new(RemoteStore {
             client,
+            id: short_hash(blake3::hash(identity.as_bytes())),
             identity,
             cache,
             url: url.clone(),
             pid: key.pid,
-            kind: url.kind,
-            id: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             in_flight: Semaphore::new(options.connections.map_or(MAX_REQUEST_COUNT, usize::from)),
             outage: Arc::new(OutageWatch::new(
                 SourceUrl { key: String::new(), ..url.clone() }.to_string(),
@@ -170,6 +162,7 @@ impl RemoteStore {
             options,
             has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
+            has_noted_weak_versions: AtomicBool::new(false),
         });
         let mut stores = lock(&STORES);
         let stores = stores.get_or_insert_default();
@@ -184,10 +177,14 @@ impl RemoteStore {
         RemoteStore::open(&self.url).map_err(StoreFailure::Permanent)
     }
 
+    /// The URL of an object or a directory.
+    pub fn url_of(&self, key: &str) -> SourceUrl {
+        SourceUrl { key: key.to_owned(), ..self.url.clone() }
+    }
+
     /// The listing of a directory, if it is not older.
     pub fn known_listing(&self, key: &str, max_age: Duration) -> Option<Arc<StoreListing>> {
-        let known = lock(&self.listings).get(key).cloned();
-        known.filter(|listing| listing.taken_at.elapsed() < max_age)
+        lock(&self.listings).get(key, max_age)
     }
 
     /// Forgets the listing that has an object of a key.
@@ -198,25 +195,30 @@ impl RemoteStore {
 
     /// Keeps the listing of a directory.
     pub fn remember_listing(&self, key: String, listing: Arc<StoreListing>) {
-        let mut listings = lock(&self.listings);
-        if listings.len() >= MAX_LISTING_COUNT {
-            listings.clear();
-        }
-        listings.insert(key, listing);
+        lock(&self.listings).insert(key, listing);
     }
 
     /// The retries of one request or read. Fails at once in an outage that has just been found out.
     pub fn retry_budget(&self) -> Result<RetryBudget, StoreFailure> {
-        let timeout = self.options.outage_timeout;
+        self.retry_budget_within(None)
+    }
+
+    /// The same for a shorter time.
+    pub fn retry_budget_within(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<RetryBudget, StoreFailure> {
         let is_known = self.has_answered.load(Relaxed);
-        let timeout = if is_known { timeout } else { timeout.min(FIRST_ANSWER_TIMEOUT) };
+        let allowed = self.options.outage_timeout;
+        let allowed = if is_known { allowed } else { allowed.min(FIRST_ANSWER_TIMEOUT) };
+        let timeout = timeout.map_or(allowed, |timeout| timeout.min(allowed));
         RetryBudget::new(timeout, Arc::clone(&self.outage))
     }
 
     /// What the cache on disk has of a version of an object.
     pub fn cached_object(&self, key: &str, version: &ObjectVersion) -> Option<CachedObject> {
-        let url = SourceUrl { key: key.to_owned(), ..self.url.clone() };
-        let version = version.to_cached(url.to_string(), self.identity.clone(), key.to_owned());
+        let version =
+            version.to_cached(self.url_of(key).to_string(), self.identity.clone(), key.to_owned());
         Some(self.cache.as_ref()?.object(version))
     }
 
@@ -225,17 +227,13 @@ impl RemoteStore {
         self.cache.as_ref().map(|cache| cache.versions(&self.identity)).unwrap_or_default()
     }
 
-    fn client(&self) -> Result<&dyn ObjectStore, StoreFailure> {
-        self.client.as_deref().ok_or(StoreFailure::Permanent(RemoteError::Offline))
+    fn client(&self) -> Result<&StoreClient, StoreFailure> {
+        self.client.as_ref().ok_or(StoreFailure::Permanent(RemoteError::Offline))
     }
 
     fn object_path(&self, key: &str) -> Result<ObjectPath, StoreFailure> {
-        let path = match self.kind {
-            StoreKind::Http => ObjectPath::from_url_path(key),
-            _ => ObjectPath::parse(key),
-        };
         // No store has an object of such a name.
-        path.map_err(|_| StoreFailure::Missing)
+        ObjectPath::parse(key).map_err(|_| StoreFailure::Missing)
     }
 
     /// The answer of the client. One that says no is an answer, too.
@@ -262,10 +260,27 @@ impl RemoteStore {
     }
 
     /// The metadata of an object.
-    pub async fn head(&self, key: &str) -> Result<ObjectMeta, StoreFailure> {
+    pub async fn head(&self, key: &str) -> Result<ObjectHead, StoreFailure> {
         let path = self.object_path(key)?;
         let options = GetOptions { head: true, ..GetOptions::default() };
-        Ok(self.answered(self.client()?.get_opts(&path, options).await)?.meta)
+        let answer = self.answered(self.client()?.objects.get_opts(&path, options).await)?;
+        let is_page = self.url.kind == StoreKind::Http
+            && answer.attributes.get(&Attribute::ContentType).is_some_and(|content_type| {
+                content_type.as_ref().to_ascii_lowercase().starts_with("text/html")
+            });
+        let may_be_directory = answer.meta.size == 0 || is_page;
+        Ok(ObjectHead { meta: answer.meta, may_be_directory })
+    }
+
+    /// Says once that this store's versions do not tell changes within a second.
+    pub fn note_weak_version(&self) {
+        if !self.has_noted_weak_versions.swap(true, Relaxed) {
+            let (scheme, host) = (self.url.scheme, &self.url.host);
+            tracing::warn!(
+                store = %format_args!("{scheme}://{host}"),
+                "the server states no strong ETag: a change within one second cannot be seen"
+            );
+        }
     }
 
     /// A range of an object of a version. The answer has just this range, and the same version.
@@ -281,15 +296,15 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.began(self.client()?.get_opts(&path, options).await)?;
+        let answer = self.began(self.client()?.objects.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
-        if !found.is_same(version) {
+        if !version.matches(&found) {
             return Err(StoreFailure::Changed);
         }
         if answer.range != range {
             return Err(StoreFailure::Permanent(RemoteError::NoRanges));
         }
-        Ok(ObjectBody { stream: answer.into_stream() })
+        Ok(answer.into_stream().map_err(StoreFailure::from).boxed())
     }
 
     /// Whether the server refuses a read of a version that an object does not have.
@@ -300,37 +315,44 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(0..1)),
             ..GetOptions::default()
         };
-        match self.answered(self.client()?.get_opts(&path, options).await) {
+        match self.answered(self.client()?.objects.get_opts(&path, options).await) {
             Ok(_) => Ok(false),
             Err(StoreFailure::Changed) => Ok(true),
             Err(failure) => Err(failure),
         }
     }
 
-    /// The names directly in a directory.
-    pub async fn list(&self, prefix: &str) -> Result<ListedNames, StoreFailure> {
-        let path = self.object_path(prefix)?;
-        let no_listing = |failure| match (self.kind, failure) {
+    /// One page of the names directly in a directory, from a token on, and the token of the next page.
+    pub async fn list_page(
+        &self,
+        directory: &str,
+        token: Option<String>,
+    ) -> Result<PaginatedListResult, StoreFailure> {
+        let path = self.object_path(directory)?;
+        let prefix = if directory.is_empty() { String::new() } else { format!("{path}/") };
+        let options = PaginatedListOptions {
+            delimiter: Some("/".into()),
+            page_token: token.clone(),
+            ..PaginatedListOptions::default()
+        };
+        let client = self.client()?;
+        let page = match &client.pages {
+            Some(pages) => pages.list_paginated(Some(&prefix), options).await,
+            // A web server lists a directory in one answer.
+            None => client
+                .objects
+                .list_with_delimiter(Some(&path))
+                .await
+                .map(|result| PaginatedListResult { result, page_token: None }),
+        };
+        let no_listing = |failure| match (self.url.kind, failure) {
             (
                 StoreKind::Http,
                 StoreFailure::Permanent(RemoteError::Other { .. } | RemoteError::Denied { .. }),
             ) => StoreFailure::Permanent(RemoteError::NoListing),
             (_, failure) => failure,
         };
-        let listed = self.client()?.list_with_delimiter(Some(&path)).await;
-        let listed = self.answered(listed).map_err(no_listing)?;
-        if listed.objects.len() + listed.common_prefixes.len() > MAX_NAME_COUNT {
-            let error = RemoteError::TooManyNames { limit: MAX_NAME_COUNT };
-            return Err(StoreFailure::Permanent(error));
-        }
-        let name = |path: &ObjectPath| path.filename().map(str::to_owned);
-        // Not the object that marks the directory itself.
-        let is_inside = |meta: &ObjectMeta| meta.location.as_ref().len() > path.as_ref().len();
-        let objects = listed.objects.into_iter().filter(is_inside);
-        Ok(ListedNames {
-            objects: objects.filter_map(|meta| Some((name(&meta.location)?, meta))).collect(),
-            directories: listed.common_prefixes.iter().filter_map(name).collect(),
-        })
+        self.answered(page).map_err(no_listing)
     }
 }
 
@@ -352,10 +374,7 @@ fn no_retries() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
-fn build_client(
-    url: &SourceUrl,
-    options: &RemoteOptions,
-) -> Result<Box<dyn ObjectStore>, RemoteError> {
+fn build_client(url: &SourceUrl, options: &RemoteOptions) -> Result<StoreClient, RemoteError> {
     let connector = Connector { options: options.clone() };
     // Messages of the builders name settings, and no secret.
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
@@ -378,7 +397,7 @@ fn build_client(
             if let Some(provider) = settings.provider {
                 builder = builder.with_credentials(provider);
             }
-            Box::new(builder.build().map_err(invalid)?)
+            StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Gcs => {
             let mut builder = GoogleCloudStorageBuilder::from_env()
@@ -394,7 +413,7 @@ fn build_client(
             if let Some(provider) = credentials::gcp_provider(options)? {
                 builder = builder.with_credentials(provider);
             }
-            Box::new(builder.build().map_err(invalid)?)
+            StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Azure => {
             credentials::require_azure(options)?;
@@ -403,21 +422,14 @@ fn build_client(
                 .with_retry(no_retries())
                 .with_http_connector(connector)
                 .with_config(AzureConfigKey::SkipSignature, skip);
-            Box::new(builder.build().map_err(invalid)?)
+            StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Http => {
             let builder = HttpBuilder::new()
                 .with_url(format!("{}://{}", url.scheme, url.host))
                 .with_retry(no_retries())
                 .with_http_connector(connector);
-            Box::new(builder.build().map_err(invalid)?)
+            StoreClient { objects: Arc::new(builder.build().map_err(invalid)?), pages: None }
         }
     })
-}
-
-impl ObjectBody {
-    /// The next bytes; `None` at the end of the body.
-    pub async fn next(&mut self) -> Option<Result<bytes::Bytes, StoreFailure>> {
-        Some(self.stream.next().await?.map_err(StoreFailure::from))
-    }
 }

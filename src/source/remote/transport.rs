@@ -21,6 +21,7 @@ use reqwest::Url;
 use crate::source::request_counters::count_request;
 
 use super::error::TransportError;
+use super::listing_filter::remove_unusable_names;
 use super::options::RemoteOptions;
 
 /// Redirects that one request follows.
@@ -162,6 +163,11 @@ impl HttpService for Transport {
                 let retry_after = retry_after(answer.headers());
                 return Err(TransportError::Busy { status, retry_after }.into());
             }
+            let is_listing = parts.method.as_str() == "PROPFIND";
+            let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            if is_listing && status != StatusCode::MULTI_STATUS && !is_denied {
+                return Err(TransportError::NoListing.into());
+            }
             if status.is_redirection() && status != StatusCode::NOT_MODIFIED {
                 if let Some(region) = answer.headers().get("x-amz-bucket-region") {
                     let region = region.to_str().unwrap_or_default().to_owned();
@@ -169,6 +175,9 @@ impl HttpService for Transport {
                 }
                 let target = redirect_target(&url, &parts.method, answer.headers())?;
                 if let Some(target) = target {
+                    if leads_to_directory(&url, &target) {
+                        return Err(TransportError::NoListing.into());
+                    }
                     check_redirect(&url, &target).await?;
                     if url.origin() != target.origin() {
                         remove_credentials(&mut headers);
@@ -179,27 +188,36 @@ impl HttpService for Transport {
             }
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
-            let body = body.map_err(move |error| {
-                // Until the whole body was read, or is dropped.
-                let _ = &in_flight;
-                HttpError::from(connection_error(&error))
-            });
             let body = match headers.contains_key(RANGE) {
-                true => HttpResponseBody::new(body),
-                // A listing, or why not.
-                false => {
-                    HttpResponseBody::new(Limited::new(body, MAX_ANSWER_BYTES).map_err(|_| {
-                        HttpError::from(TransportError::Connection(
-                            "the answer broke or is too long".to_owned(),
-                        ))
-                    }))
-                }
+                true => HttpResponseBody::new(body.map_err(move |error| {
+                    // Until the whole body was read, or is dropped.
+                    let _ = &in_flight;
+                    HttpError::from(connection_error(&error))
+                })),
+                false => whole_answer(body).await?.into(),
             };
             return Ok(HttpResponse::from_parts(parts, body));
         }
         let host = url.host_str().unwrap_or_default().to_owned();
         Err(TransportError::Redirect { host, why: "again and again" }.into())
     }
+}
+
+/// An answer that is no part of an object: a listing, without the names that cannot be shown, or why there is none.
+async fn whole_answer(body: reqwest::Body) -> Result<bytes::Bytes, TransportError> {
+    let broken = |_| TransportError::Connection("the answer broke or is too long".to_owned());
+    let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(broken)?.to_bytes();
+    let Some((kept, count)) = remove_unusable_names(&body) else { return Ok(body) };
+    tracing::warn!(
+        count,
+        "names in a store are not shown: an empty segment, `.`, `..` or a control character is in each"
+    );
+    Ok(kept.into())
+}
+
+/// Whether a redirect only adds a slash, as web servers do for directories.
+fn leads_to_directory(from: &Url, to: &Url) -> bool {
+    from.origin() == to.origin() && to.path().strip_suffix('/') == Some(from.path())
 }
 
 /// The time that a server asks to wait, in seconds or as a date.

@@ -57,21 +57,31 @@ impl ObjectVersion {
         ObjectVersion { etag, is_weak, modified, size }
     }
 
+    /// Whether another content always has another version.
+    pub fn is_strong(&self) -> bool {
+        self.etag.is_some() && !self.is_weak
+    }
+
+    /// Bytes of the ETag.
+    pub fn etag_len(&self) -> usize {
+        self.etag.as_ref().map_or(0, String::len)
+    }
+
     /// The value of If-Match; `None` if the server could not compare it.
     pub fn if_match(&self) -> Option<String> {
         let etag = self.etag.as_ref().filter(|_| !self.is_weak)?;
         Some(format!("\"{etag}\""))
     }
 
-    /// Whether an answer has the same version. Some servers round Last-Modified differently in listings, so that it
-    /// counts only where there is no ETag.
-    pub fn is_same(&self, other: &ObjectVersion) -> bool {
-        let is_same_tag = match (&self.etag, &other.etag) {
+    /// Whether an answer has this version. Some servers round Last-Modified differently in listings, so that it counts only
+    /// where this version has no ETag: others leave ETags out of listings alone.
+    pub fn matches(&self, answer: &ObjectVersion) -> bool {
+        let is_same_tag = match (&self.etag, &answer.etag) {
             (Some(own), Some(others)) => own == others,
-            (None, None) => self.modified == other.modified,
-            _ => false,
+            (Some(_), None) => false,
+            (None, _) => self.modified == answer.modified,
         };
-        is_same_tag && self.size == other.size
+        is_same_tag && self.size == answer.size
     }
 
     /// The state of the object as if it were a file: its device is the store, its inode number is the version.
@@ -83,12 +93,11 @@ impl ObjectVersion {
             Some(etag) => hasher.update(etag.as_bytes()),
             None => hasher.update(&self.modified.to_le_bytes()),
         };
-        let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
         // Some servers round times differently in listings.
         let time = if self.etag.is_some() { 0 } else { self.modified };
         let identity = FileIdentity {
             dev: store,
-            ino: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            ino: short_hash(hasher.finalize()),
             size: self.size,
             mtime: time,
             mtime_nsec: 0,
@@ -100,6 +109,12 @@ impl ObjectVersion {
     pub fn modified(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(self.modified.max(0).unsigned_abs())
     }
+}
+
+/// The first eight bytes of a hash, where the system has numbers.
+pub fn short_hash(hash: blake3::Hash) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 #[cfg(test)]
@@ -121,11 +136,14 @@ mod tests {
     #[test]
     fn versions_are_compared_by_etag_and_without_one_by_time() {
         let version = |etag, modified| ObjectVersion::new(&meta(etag, modified)).unwrap();
-        assert!(version(Some("\"a\""), 7).is_same(&version(Some("a"), 8)));
-        assert!(!version(Some("\"a\""), 7).is_same(&version(Some("\"b\""), 7)));
-        assert!(!version(Some("\"a\""), 7).is_same(&version(None, 7)));
-        assert!(version(None, 7).is_same(&version(None, 7)));
-        assert!(!version(None, 7).is_same(&version(None, 8)));
+        assert!(version(Some("\"a\""), 7).matches(&version(Some("a"), 8)));
+        assert!(!version(Some("\"a\""), 7).matches(&version(Some("\"b\""), 7)));
+        assert!(!version(Some("\"a\""), 7).matches(&version(None, 7)));
+        for answer in [None, Some("a")] {
+            assert!(version(None, 7).matches(&version(answer, 7)));
+            assert!(!version(None, 7).matches(&version(answer, 8)));
+        }
+        assert!(version(Some("a"), 7).is_strong() && !version(Some("W/\"a\""), 7).is_strong());
         assert_eq!(version(Some("a"), 7).if_match(), Some("\"a\"".to_owned()));
         assert_eq!(version(Some("W/\"a\""), 7).if_match(), None);
         assert!(matches!(ObjectVersion::new(&meta(None, 0)), Err(RemoteError::NoVersion)));

@@ -1,4 +1,4 @@
-"""A store on this machine, behind a proxy that makes faults: see stubs/store-proxy."""
+"""Stores on this machine, each behind a proxy that makes faults: see stubs/store-proxy. store_kinds.py has the others."""
 
 import http.client
 import json
@@ -8,6 +8,7 @@ import subprocess
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 from program import REPOSITORY
 
@@ -16,6 +17,9 @@ PATIENCE = 60
 MOTO = os.environ.get("CKPTFS_MOTO_PYTHON")
 
 MISSING = "NOT TESTED: stores; `. scripts/setup.sh` sets CKPTFS_MOTO_PYTHON"
+
+# The bucket, container or folder of every store.
+BUCKET = "bucket"
 
 # Nothing of the user's own is found.
 NO_CREDENTIALS = {
@@ -42,23 +46,22 @@ def start(*command):
 
 
 class Store:
-    """A bucket of moto, through the proxy."""
+    """A server of some kind with a bucket, behind the proxy. A kind starts its server, and puts and deletes objects."""
 
-    def __init__(self):
-        # moto takes any free port, and says which in its log alone.
-        code = (
-            "from moto.server import DomainDispatcherApplication, create_backend_app\n"
-            "from werkzeug.serving import make_server\n"
-            "app = DomainDispatcherApplication(create_backend_app)\n"
-            "server = make_server('127.0.0.1', 0, app, threaded=True)\n"
-            "print(server.server_port, flush=True)\n"
-            "server.serve_forever()\n"
-        )
-        self.server = start(MOTO, "-c", code)
-        self.server_port = int(self.server.stdout.readline())
-        self.proxy = start(find_proxy(), f"http://127.0.0.1:{self.server_port}")
+    # The URL of the bucket.
+    url = f"s3://{BUCKET}"
+    # Whether directories are listed.
+    lists = True
+    # Whether a key can mark a directory, and keys that it takes and no file can have.
+    takes_any_key = True
+    # Names of a long directory: more than a page of a real S3 has.
+    long_count = 1050
+    keys_that_are_no_paths = ["/twice", "../b", "new\nline"]
+
+    def __init__(self, server, port):
+        self.server, self.server_port = server, port
+        self.proxy = start(find_proxy(), f"http://127.0.0.1:{port}")
         self.port = int(self.proxy.stdout.readline())
-        self._send("PUT", "/bucket")
 
     @property
     def address(self):
@@ -66,33 +69,23 @@ class Store:
 
     @property
     def environment(self):
-        return NO_CREDENTIALS | {
-            "AWS_ENDPOINT_URL": self.address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "key-of-the-tests",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        }  # fmt: skip
+        return NO_CREDENTIALS | {"CKPTFS_ALLOW_HTTP": "1"}
 
-    def _send(self, method, path, body=b""):
+    def send(self, method, path, body=b"", **headers):
+        """Sends a request to the server itself; `path` is encoded."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=PATIENCE)
-        # moto wants to see that a request is signed, and does not look at how.
-        credential = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
-        connection.request(method, path, body, {"Authorization": credential})
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         text = answer.read()
         assert answer.status < 300, (answer.status, text)
         return answer
-
-    def put(self, key, body):
-        self._send("PUT", f"/bucket/{key}", body)
-
-    def delete(self, key):
-        self._send("DELETE", f"/bucket/{key}")
 
     def upload(self, folder, prefix):
         """Copies a folder into the bucket, and returns its URL."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 self.put(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
-        return f"s3://bucket/{prefix}"
+        return f"{self.url}/{prefix}"
 
     def _control(self, method, path, body=None):
         request = urllib.request.Request(self.address + path, method=method, data=body)
@@ -112,3 +105,42 @@ class Store:
         for process in (self.proxy, self.server):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+class Moto(Store):
+    """A bucket of moto."""
+
+    # It refuses those keys, or makes paths of them.
+    keys_that_are_no_paths = []
+
+    def __init__(self):
+        # moto takes any free port, and says which in its log alone.
+        code = (
+            "from moto.server import DomainDispatcherApplication, create_backend_app\n"
+            "from werkzeug.serving import make_server\n"
+            "app = DomainDispatcherApplication(create_backend_app)\n"
+            "server = make_server('127.0.0.1', 0, app, threaded=True)\n"
+            "print(server.server_port, flush=True)\n"
+            "server.serve_forever()\n"
+        )
+        server = start(MOTO, "-c", code)
+        super().__init__(server, int(server.stdout.readline()))
+        self.send("PUT", f"/{BUCKET}")
+
+    @property
+    def environment(self):
+        return NO_CREDENTIALS | {
+            "AWS_ENDPOINT_URL": self.address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "key-of-the-tests",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        }  # fmt: skip
+
+    def send(self, method, path, body=b"", **headers):
+        # moto wants to see that a request is signed, and does not look at how.
+        credential = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+        return super().send(method, path, body, Authorization=credential, **headers)
+
+    def put(self, key, body):
+        self.send("PUT", f"/{BUCKET}/{quote(key)}", body)
+
+    def delete(self, key):
+        self.send("DELETE", f"/{BUCKET}/{quote(key)}")

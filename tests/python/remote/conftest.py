@@ -1,24 +1,29 @@
 """A store with checkpoints of every kind."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import store_kinds
 import stores
 from samples import write_shards
-from stores import Store
+from stores import Moto
 from zero import Run
 
 if stores.MOTO is None:
-    import warnings
-
     warnings.warn(stores.MISSING, stacklevel=1)
     collect_ignore_glob = ["test_*.py"]
+
+for kind in store_kinds.KINDS:
+    if not store_kinds.is_installed(kind):
+        warnings.warn(f"NOT TESTED: the store {kind}; `. scripts/setup.sh` installs it", stacklevel=1)
 
 
 @pytest.fixture(scope="session")
 def server():
-    store = Store()
+    store = Moto()
     yield store
     store.end()
 

@@ -215,7 +215,7 @@ fn open_files(
             return Err(TrainingError::DataFileName { name: shorten_name(name) }.into());
         }
         if !options.follow_symlinks && leads_outside(name) {
-            let path = root.path().join(directory).join(name);
+            let path = root.shown_path(&directory.join(name));
             let root = root.path().to_path_buf();
             return Err(PieceError::Source(SourceError::OutsideRoot { path, root }));
         }

@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use object_store::ObjectMeta;
+use futures_util::StreamExt;
 
 use crate::source::url::{SourceUrl, StoreKind};
 
 use super::super::error::{RemoteError, StoreFailure};
-use super::super::store::{ListedNames, RemoteStore};
+use super::super::listing::{StoreEntry, StoreListing};
+use super::super::store::RemoteStore;
 use super::super::version::ObjectVersion;
 use super::address::ServerAddress;
 use super::{AccessStep, Steps};
@@ -39,7 +40,8 @@ macro_rules! attempt {
 /// An object to try reads on.
 struct Sample {
     key: String,
-    meta: ObjectMeta,
+    /// As the listing or the first request states it.
+    version: ObjectVersion,
 }
 
 pub async fn check_objects(
@@ -53,7 +55,10 @@ pub async fn check_objects(
         Some(_) => url.key.rsplit_once('/').map_or("", |(parent, _)| parent),
         None => &url.key,
     };
-    let listed = attempt!(store, store.list(directory));
+    let listed = attempt!(store, store.list_page(directory, None)).and_then(|page| {
+        let mut names = StoreListing::new();
+        names.add_page(directory, page.result).map(|()| names)
+    });
     if let (StoreKind::S3, Some(region)) = (url.kind, &address.region)
         && listed.is_ok()
     {
@@ -85,7 +90,11 @@ async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Samp
         return Ok(None);
     }
     match attempt!(store, store.head(key)) {
-        Ok(meta) if meta.size > 0 => Ok(Some(Sample { key: key.to_owned(), meta })),
+        Ok(head) if head.meta.size > 0 => {
+            let version = ObjectVersion::new(&head.meta);
+            let version = version.map_err(|e| AccessStep::error("version", &e))?;
+            Ok(Some(Sample { key: key.to_owned(), version }))
+        }
         Ok(_) | Err(StoreFailure::Missing) => Ok(None),
         // Who may list a directory can be denied to look for an object of its name.
         Err(StoreFailure::Permanent(RemoteError::Denied { .. })) => Ok(None),
@@ -96,19 +105,24 @@ async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Samp
 /// The step of a listing, and the object to read: the named one, else the largest.
 fn judge_listing(
     directory: &str,
-    names: ListedNames,
+    names: StoreListing,
     named: Option<Sample>,
 ) -> Result<(AccessStep, Option<Sample>), AccessStep> {
-    let ListedNames { objects, directories } = names;
-    let (object_count, directory_count) = (objects.len(), directories.len());
+    let version = |(name, entry): (String, StoreEntry)| match entry {
+        StoreEntry::Object(version) => Some((name, version)),
+        StoreEntry::Directory => None,
+    };
+    let name_count = names.entries.len();
+    let objects: Vec<_> = names.entries.into_iter().filter_map(version).collect();
+    let (object_count, directory_count) = (objects.len(), name_count - objects.len());
     if object_count + directory_count == 0 && named.is_none() {
         return Err(AccessStep::failure("listing", StoreFailure::Missing));
     }
     let says = format!("allowed: {object_count} objects and {directory_count} directories");
-    let largest = objects.into_iter().filter(|(_, meta)| meta.size > 0);
-    let largest = largest.max_by_key(|(_, meta)| meta.size).map(|(name, meta)| {
+    let largest = objects.into_iter().filter(|(_, version)| version.size > 0);
+    let largest = largest.max_by_key(|(_, version)| version.size).map(|(name, version)| {
         let slash = if directory.is_empty() { "" } else { "/" };
-        Sample { key: format!("{directory}{slash}{name}"), meta }
+        Sample { key: format!("{directory}{slash}{name}"), version }
     });
     Ok((AccessStep::works("listing", says), named.or(largest)))
 }
@@ -118,8 +132,9 @@ async fn check_object(
     sample: Sample,
     steps: &mut Steps,
 ) -> Result<(), AccessStep> {
-    let Sample { key, meta: listed } = sample;
-    let meta = attempt!(store, store.head(&key)).map_err(|e| AccessStep::failure("object", e))?;
+    let Sample { key, version: listed } = sample;
+    let head = attempt!(store, store.head(&key)).map_err(|e| AccessStep::failure("object", e))?;
+    let meta = head.meta;
     let version = ObjectVersion::new(&meta).map_err(|e| AccessStep::error("version", &e))?;
     steps.push(AccessStep::works("object", format!("{key}: {} bytes", meta.size)));
     let is_conditional = version.if_match().is_some();
@@ -132,7 +147,7 @@ async fn check_object(
             AccessStep::limited("version", says, remedy)
         }
     });
-    if ObjectVersion::new(&listed).is_ok_and(|of_list| !of_list.is_same(&version)) {
+    if !listed.matches(&version) {
         let says = "the listing states another version than the object itself";
         let remedy = "wait until the program that writes it is done; else read it by its own URL";
         steps.push(AccessStep::limited("version", says, remedy));

@@ -1,0 +1,122 @@
+"""Web servers: with WebDAV or without, with ETags, weak ones or none."""
+
+import http.server
+import threading
+from functools import partial
+
+import ckptfs as package
+import pytest
+import torch
+from ckptfs.torch import load_file
+from safetensors.torch import save
+
+import store_kinds
+from compare import check_same
+from program import DONE, FAILED, REFUSED
+from samples import write_shards
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    made = {}
+    for kind in ("webdav", "web server"):
+        if store_kinds.is_installed(kind):
+            made[kind] = store_kinds.make(kind, tmp_path_factory.mktemp("web"))
+    yield made
+    for server in made.values():
+        server.end()
+
+
+@pytest.fixture
+def server(request, servers, monkeypatch):
+    if request.param not in servers:
+        pytest.skip(f"{request.param} is not installed")
+    server = servers[request.param]
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.fault()
+    yield server
+    server.fault()
+
+
+webdav = pytest.mark.parametrize("server", ["webdav"], indirect=True)
+plain = pytest.mark.parametrize("server", ["web server"], indirect=True)
+
+
+@plain
+def test_a_server_without_listings_says_how_to_go_on(ckptfs, server, tmp_path):
+    expected = write_shards(tmp_path / "model", 1, 3, 2, 8)
+    url = server.upload(tmp_path / "model", "model")
+    listed = ckptfs("ls", server.url.rsplit("/", 1)[0])
+    assert listed.code == FAILED and "lists no directories" in listed.stderr
+    assert "what to do: give the URL of a file, or of the index of its shards" in listed.stderr
+    check_same(load_file(f"{url}/model.safetensors.index.json", backend="pread"), expected)
+    assert ckptfs("inspect", f"{url}/model-00001-of-00003.safetensors").code == DONE
+
+
+@webdav
+def test_an_object_is_looked_at_before_a_listing_is_asked_for(ckptfs, server):
+    server.put("plain/model.safetensors", save({"a": torch.ones(3)}))
+    server.fault()
+    assert ckptfs("inspect", f"{server.url}/plain/model.safetensors").code == DONE
+    methods = server.stats["methods"]
+    assert "PROPFIND" not in methods and methods["HEAD"] >= 1
+
+
+@webdav
+def test_answers_without_the_etag_of_the_listing_are_refused(mounts, server):
+    server.put("untagged/model.safetensors", save({"a": torch.ones(900_000)}))
+    mount = mounts(f"{server.url}/untagged")
+    server.fault(remove=["etag"])
+    with pytest.raises(OSError):
+        (mount / "model.safetensors").read_bytes()
+
+
+@plain
+def test_a_server_without_any_version_is_refused(server):
+    server.put("unversioned/model.safetensors", save({"a": torch.ones(3)}))
+    url = f"{server.url}/unversioned/model.safetensors"
+    # Its times are enough.
+    assert load_file(url)["a"].tolist() == [1, 1, 1]
+    server.fault(remove=["last-modified"])
+    with pytest.raises(package.SafetensorError, match="neither an ETag nor Last-Modified"):
+        load_file(url)
+
+
+class WithSlashes(http.server.SimpleHTTPRequestHandler):
+    """Python's server: it adds a slash to the names of directories, and answers no ranges."""
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def python_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+    handler = partial(WithSlashes, directory=str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_a_redirect_to_a_slash_is_a_directory(ckptfs, python_server, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/model.safetensors").write_bytes(save({"a": torch.ones(3)}))
+    for command in ("ls", "inspect"):
+        refused = ckptfs(command, f"{python_server}/folder")
+        assert refused.code == FAILED and "lists no directories" in refused.stderr, refused
+        assert "what to do: give the URL of a file" in refused.stderr
+
+
+def test_a_server_without_ranges_is_refused(ckptfs, python_server, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(save({"a": torch.ones(3)}))
+    refused = ckptfs("inspect", f"{python_server}/model.safetensors")
+    assert refused.code == REFUSED and "does not answer ranges" in refused.stderr, refused
+    assert "what to do: fetch it first" in refused.stderr
+
+
+@pytest.mark.parametrize("path", ["a%2Fb.safetensors", "%2e%2e/b.safetensors", "%ff.safetensors"])
+def test_a_url_that_is_no_path_is_refused(ckptfs, python_server, path):
+    refused = ckptfs("inspect", f"{python_server}/{path}")
+    assert refused.code == FAILED and "the URL " in refused.stderr and "what to do: check the URL" in refused.stderr
