@@ -37,7 +37,7 @@ macro_rules! attempt {
 }
 
 /// An object to try reads on.
-struct Sample {
+struct SampleObject {
     key: String,
     meta: ObjectMeta,
 }
@@ -80,14 +80,17 @@ pub async fn check_objects(
 }
 
 /// The object that the URL itself names; `None` if it is a directory, or may not be looked at.
-async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Sample>, AccessStep> {
+async fn find_named_object(
+    store: &RemoteStore,
+    key: &str,
+) -> Result<Option<SampleObject>, AccessStep> {
     if key.is_empty() {
         return Ok(None);
     }
     match attempt!(store, store.head(key)) {
-        Ok(meta) if meta.size > 0 => Ok(Some(Sample { key: key.to_owned(), meta })),
+        Ok(meta) if meta.size > 0 => Ok(Some(SampleObject { key: key.to_owned(), meta })),
         Ok(_) | Err(StoreFailure::Missing) => Ok(None),
-        // Who may list a directory can be denied to look for an object of its name.
+        // Credentials may list a directory and be denied to look for an object of its name.
         Err(StoreFailure::Permanent(RemoteError::Denied { .. })) => Ok(None),
         Err(failure) => Err(AccessStep::failure("object", failure)),
     }
@@ -97,8 +100,8 @@ async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Samp
 fn judge_listing(
     directory: &str,
     names: ListedNames,
-    named: Option<Sample>,
-) -> Result<(AccessStep, Option<Sample>), AccessStep> {
+    named: Option<SampleObject>,
+) -> Result<(AccessStep, Option<SampleObject>), AccessStep> {
     let ListedNames { objects, directories } = names;
     let (object_count, directory_count) = (objects.len(), directories.len());
     if object_count + directory_count == 0 && named.is_none() {
@@ -108,17 +111,17 @@ fn judge_listing(
     let largest = objects.into_iter().filter(|(_, meta)| meta.size > 0);
     let largest = largest.max_by_key(|(_, meta)| meta.size).map(|(name, meta)| {
         let slash = if directory.is_empty() { "" } else { "/" };
-        Sample { key: format!("{directory}{slash}{name}"), meta }
+        SampleObject { key: format!("{directory}{slash}{name}"), meta }
     });
     Ok((AccessStep::works("listing", says), named.or(largest)))
 }
 
 async fn check_object(
     store: &RemoteStore,
-    sample: Sample,
+    sample: SampleObject,
     steps: &mut Steps,
 ) -> Result<(), AccessStep> {
-    let Sample { key, meta: listed } = sample;
+    let SampleObject { key, meta: listed } = sample;
     let meta = attempt!(store, store.head(&key)).map_err(|e| AccessStep::failure("object", e))?;
     let version = ObjectVersion::new(&meta).map_err(|e| AccessStep::error("version", &e))?;
     steps.push(AccessStep::works("object", format!("{key}: {} bytes", meta.size)));
