@@ -359,7 +359,7 @@ pub struct StatusArgs {
 #[derive(Debug, Parser)]
 #[command(after_help = help_text::DOCTOR)]
 pub struct DoctorArgs {
-    /// A file, a directory or a URL to check as a source
+    /// A file, directory or URL to check as a source
     pub path: Option<PathBuf>,
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]

@@ -14,9 +14,9 @@ pub enum RemoteError {
     /// A variable of the environment means nothing.
     #[error("{name} is {value:?}, and must be {expected}")]
     Setting {
-        /// The variable.
+        /// The name of the variable.
         name: &'static str,
-        /// Its value.
+        /// The value that it has.
         value: String,
         /// The values that it can have.
         expected: String,

@@ -40,11 +40,11 @@ pub struct RemoteOptions {
 /// Options that the command line or the program states. What is `None` is left to the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOverrides {
-    /// [`RemoteOptions::allow_http`]
+    /// Whether to send requests without encryption.
     pub allow_http: Option<bool>,
-    /// [`RemoteOptions::anonymous`]
+    /// Whether to send requests without credentials.
     pub anonymous: Option<bool>,
-    /// [`RemoteOptions::instance_metadata`]
+    /// Whether to ask the cloud's metadata server for credentials.
     pub instance_metadata: Option<bool>,
     /// [`RemoteOptions::stall_timeout`], in seconds
     pub stall_timeout: Option<u32>,
@@ -52,7 +52,7 @@ pub struct RemoteOverrides {
     pub outage_timeout: Option<u32>,
     /// [`RemoteOptions::poll_interval`], in seconds
     pub poll_interval: Option<u32>,
-    /// [`RemoteOptions::connections`]
+    /// The most requests of one store that are in flight at once.
     pub connections: Option<u16>,
     /// The folder of the cache on disk
     pub cache_dir: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub struct RemoteOverrides {
     pub cache_min_free: Option<u8>,
     /// Whether to go without the cache on disk
     pub no_cache: Option<bool>,
-    /// [`RemoteOptions::offline`]
+    /// Whether to send no request at all.
     pub offline: Option<bool>,
 }
 

@@ -12,10 +12,10 @@ use crate::threads::lock;
 use super::error::{RemoteError, StoreFailure};
 
 /// An outage that is shorter is not logged: servers that are loaded answer 503 now and then.
-const MIN_LOGGED_OUTAGE: Duration = Duration::from_secs(3);
+const MIN_LOGGED_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The longest time after a failed request in which others fail with it. Short, so that a server that is back is noticed.
-const MAX_SHARED_FAILURE: Duration = Duration::from_secs(2);
+const MAX_SHARED_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Watches whether a store answers.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl OutageWatch {
             None => (now, false),
         };
         let waited = now.duration_since(since);
-        let is_logged = was_logged || waited >= MIN_LOGGED_OUTAGE.min(self.timeout / 2);
+        let is_logged = was_logged || waited >= MIN_LOGGED_INTERVAL.min(self.timeout / 2);
         let message = message.to_owned();
         *outage = Some(Outage { since, failed_at: now, attempt, message, is_logged });
         self.is_away.store(true, Relaxed);
@@ -102,7 +102,7 @@ impl OutageWatch {
         let outage = lock(&self.outage).clone()?;
         let waited = now.duration_since(outage.since);
         let is_shared =
-            now.duration_since(outage.failed_at) < outage.attempt.min(MAX_SHARED_FAILURE);
+            now.duration_since(outage.failed_at) < outage.attempt.min(MAX_SHARED_INTERVAL);
         (waited >= timeout && is_shared).then_some((waited, outage.message))
     }
 }

@@ -210,7 +210,7 @@ mod tests {
             match options(&["ro", unknown]) {
                 Err(OptionListError::Unknown { word, options }) => {
                     assert_eq!(word, unknown);
-                    assert!(options.starts_with("allow_other, allow_partial, "), "{options}");
+                    assert!(options.starts_with("allow_http, allow_other, "), "{options}");
                     assert!(!options.contains("help"), "{options}");
                 }
                 other => panic!("{unknown}: {other:?}"),

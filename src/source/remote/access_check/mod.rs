@@ -31,11 +31,11 @@ pub struct AccessStep {
 /// Whether a step works.
 #[derive(Debug, PartialEq, Eq)]
 pub enum StepOutcome {
-    /// It works.
+    /// The step succeeded.
     Works,
-    /// It works, with a limit; and what to do about that.
+    /// The step succeeded with a limit; has what to do about that.
     Limited(String),
-    /// It fails; and what to do about that.
+    /// The step failed; has what to do about that.
     Fails(String),
 }
 

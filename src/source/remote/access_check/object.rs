@@ -38,7 +38,7 @@ macro_rules! attempt {
 }
 
 /// An object to try reads on.
-struct Sample {
+struct SampleObject {
     key: String,
     /// As the listing or the first request states it.
     version: ObjectVersion,
@@ -85,7 +85,10 @@ pub async fn check_objects(
 }
 
 /// The object that the URL itself names; `None` if it is a directory, or may not be looked at.
-async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Sample>, AccessStep> {
+async fn find_named_object(
+    store: &RemoteStore,
+    key: &str,
+) -> Result<Option<SampleObject>, AccessStep> {
     if key.is_empty() {
         return Ok(None);
     }
@@ -93,10 +96,10 @@ async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Samp
         Ok(head) if head.meta.size > 0 => {
             let version = ObjectVersion::new(&head.meta);
             let version = version.map_err(|e| AccessStep::error("version", &e))?;
-            Ok(Some(Sample { key: key.to_owned(), version }))
+            Ok(Some(SampleObject { key: key.to_owned(), version }))
         }
         Ok(_) | Err(StoreFailure::Missing) => Ok(None),
-        // Who may list a directory can be denied to look for an object of its name.
+        // Credentials may list a directory and be denied to look for an object of its name.
         Err(StoreFailure::Permanent(RemoteError::Denied { .. })) => Ok(None),
         Err(failure) => Err(AccessStep::failure("object", failure)),
     }
@@ -106,8 +109,8 @@ async fn find_named_object(store: &RemoteStore, key: &str) -> Result<Option<Samp
 fn judge_listing(
     directory: &str,
     names: StoreListing,
-    named: Option<Sample>,
-) -> Result<(AccessStep, Option<Sample>), AccessStep> {
+    named: Option<SampleObject>,
+) -> Result<(AccessStep, Option<SampleObject>), AccessStep> {
     let version = |(name, entry): (String, StoreEntry)| match entry {
         StoreEntry::Object(version) => Some((name, version)),
         StoreEntry::Directory => None,
@@ -122,17 +125,17 @@ fn judge_listing(
     let largest = objects.into_iter().filter(|(_, version)| version.size > 0);
     let largest = largest.max_by_key(|(_, version)| version.size).map(|(name, version)| {
         let slash = if directory.is_empty() { "" } else { "/" };
-        Sample { key: format!("{directory}{slash}{name}"), version }
+        SampleObject { key: format!("{directory}{slash}{name}"), version }
     });
     Ok((AccessStep::works("listing", says), named.or(largest)))
 }
 
 async fn check_object(
     store: &RemoteStore,
-    sample: Sample,
+    sample: SampleObject,
     steps: &mut Steps,
 ) -> Result<(), AccessStep> {
-    let Sample { key, version: listed } = sample;
+    let SampleObject { key, version: listed } = sample;
     let head = attempt!(store, store.head(&key)).map_err(|e| AccessStep::failure("object", e))?;
     let meta = head.meta;
     let version = ObjectVersion::new(&meta).map_err(|e| AccessStep::error("version", &e))?;

@@ -16,7 +16,7 @@ use super::{AccessStep, Steps};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The difference of clocks from which on servers refuse signatures: some do after 5 minutes, others after 15.
-const MAX_CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+const MAX_CLOCK_SKEW_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// Variables that name a proxy.
 const PROXY_VARIABLES: [&str; 6] =
@@ -132,7 +132,7 @@ fn check_clock(server: Option<SystemTime>, now: SystemTime) -> AccessStep {
         Err(behind) => (behind.duration(), "behind"),
     };
     let says = format!("{} s {direction} the server's", skew.as_secs());
-    match skew > MAX_CLOCK_SKEW {
+    match skew > MAX_CLOCK_SKEW_INTERVAL {
         true => AccessStep::fails(
             CHECK,
             format!("{says}: signatures are refused"),
