@@ -169,14 +169,13 @@ fn write_report(
     let ChangeReport { blocks, bytes, removed_blocks, removed_bytes } = *report;
     let (removed, kept) = (format_count(removed_blocks, "block"), format_count(blocks, "block"));
     let (removed_bytes, bytes) = (format_bytes(removed_bytes), format_bytes(bytes));
-    Ok(match args.action {
+    let line = match args.action {
         CacheAction::Verify => {
-            writeln!(out, "{kept}, {bytes} compared; {removed} removed, {removed_bytes}")?;
+            format!("{kept}, {bytes} compared; {removed} removed, {removed_bytes}")
         }
-        CacheAction::Prune | CacheAction::Ls => {
-            writeln!(out, "{removed} removed, {removed_bytes}")?
-        }
-    })
+        CacheAction::Prune | CacheAction::Ls => format!("{removed} removed, {removed_bytes}"),
+    };
+    Ok(writeln!(out, "{line}")?)
 }
 
 impl From<crate::source::RemovedBlocks> for ChangeReport {

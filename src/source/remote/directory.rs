@@ -315,12 +315,14 @@ fn offline_entries(directory: &str, versions: &[CachedVersion]) -> BTreeMap<Stri
         };
         let Some(inside) = inside else { continue };
         match inside.split_once('/') {
-            Some((name, _)) => entries.entry(name.to_owned()).or_insert(StoreEntry::Directory),
+            Some((name, _)) => {
+                drop(entries.entry(name.to_owned()).or_insert(StoreEntry::Directory))
+            }
             None => {
                 let version = StoreEntry::Object(ObjectVersion::from_cached(cached));
-                entries.entry(inside.to_owned()).insert_entry(version).into_mut()
+                entries.insert(inside.to_owned(), version);
             }
-        };
+        }
     }
     entries
 }
