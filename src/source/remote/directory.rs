@@ -316,7 +316,7 @@ fn offline_entries(directory: &str, versions: &[CachedVersion]) -> BTreeMap<Stri
         let Some(inside) = inside else { continue };
         match inside.split_once('/') {
             Some((name, _)) => {
-                drop(entries.entry(name.to_owned()).or_insert(StoreEntry::Directory))
+                entries.entry(name.to_owned()).or_insert(StoreEntry::Directory);
             }
             None => {
                 let version = StoreEntry::Object(ObjectVersion::from_cached(cached));
