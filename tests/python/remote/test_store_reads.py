@@ -82,8 +82,8 @@ def test_shards_are_opened_with_one_request_each_and_at_once(ckptfs, store, tmp_
     from samples import write_shards
 
     count = 40
-    write_shards(tmp_path / "many", 1, count, 1, 8)
-    url = store.upload(tmp_path / "many", "many")
+    write_shards(tmp_path / "forty", 1, count, 1, 8)
+    url = store.upload(tmp_path / "forty", "forty")
     store.fault(latency_ms=30)
     assert ckptfs("ls", url).code == DONE
     stats = store.stats
