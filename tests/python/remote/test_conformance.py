@@ -23,7 +23,7 @@ MODELS = ["sharded", "pickled", "dcp", "zero"]
 LISTING = [kind for kind, (store, *_) in store_kinds.KINDS.items() if store.lists]
 
 # Names that have a meaning in URLs, in XML or to shells.
-ODD_NAMES = ["a b", "50%41 100%", "ä✓", "x#y", "q&a+b=c", "it's (1)", "<tag>", "~tilde", "..dots", "semi;colon", "@at:colon"]
+ODD_NAMES = ["a b", "50%41 100%", "ä✓", "x#y", "x?y", "q&a+b=c", "it's (1)", "<tag>", "~tilde", "..dots", "semi;colon", "@at:colon"]
 
 @pytest.fixture(scope="module")
 def stores_of_kinds(tmp_path_factory):

@@ -116,6 +116,14 @@ def test_a_forked_child_loads_by_connections_of_its_own(store, models):
         assert load() == expected == held.get_tensor("a").tobytes()
 
 
+def read_if_possible(path):
+    """The bytes of a file, which are not mapped: until a change is seen, reading the old version is an error."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
 def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_path):
     import torch
     from safetensors.torch import save
@@ -130,7 +138,7 @@ def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_pat
     with path.open("rb") as held:
         held.read(10)
         store.put("changing/model.safetensors", save(second))
-        until("the new version is shown", lambda: torch.equal(load_plain(path)["a"], second["a"]))
+        until("the new version is shown", lambda: read_if_possible(path) == save(second))
     check_same(load_file("s3://bucket/changing"), second)
 
 
