@@ -58,15 +58,15 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                 },
             }
         }
-        Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
-            let name = file_name(path);
+        Ok(UserPath::File(file)) if unsharded_name_of_index(&file_name(path)).is_none() => {
+            let name = &*file_name(path);
             open_file(file, name, options).map_err(|error| pointer_error(name, error))
         }
         // No file has the name of a numbered set. The shards of an index lie beside it.
         Ok(UserPath::File(_)) | Err(SourceError::Missing { .. }) => {
             let (parent, name) = split_parent(path)?;
             let (root, directory) =
-                Root::for_directory(parent, links).map_err(|error| match error {
+                Root::for_directory(&parent, links).map_err(|error| match error {
                     SourceError::Missing { .. } => {
                         SourceError::Missing { path: path.to_path_buf() }
                     }
@@ -74,7 +74,7 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                 })?;
             match open_by_name(&root, &directory, &name, options) {
                 Err(CheckpointError::Source(error @ SourceError::Missing { .. })) => {
-                    let found = find_in_parent(parent, links);
+                    let found = find_in_parent(&parent, links);
                     match found.filter(|(.., candidate)| OsStr::new(&*candidate.name) == &*name) {
                         Some((root, directory, candidate)) => {
                             open_candidate(&root, &directory, &candidate, options)
@@ -98,8 +98,8 @@ fn find_in_parent(directory: &Path, links: LinkPolicy) -> Option<(Arc<Root>, Pat
         true => typed.to_path_buf(),
         false => std::fs::canonicalize(typed).ok()?,
     };
-    let name = real_path.file_name()?;
-    let (root, parent) = Root::for_directory(real_path.parent()?, links).ok()?;
+    let (parent, name) = split_parent(&real_path).ok()?;
+    let (root, parent) = Root::for_directory(&parent, links).ok()?;
     let directory = parent.join(name);
     let is_above = |candidate: &Candidate| match &candidate.files {
         CandidateFiles::Ranks(folder) => folder.is_in_parent(),
@@ -110,8 +110,9 @@ fn find_in_parent(directory: &Path, links: LinkPolicy) -> Option<(Arc<Root>, Pat
     Some((root, directory, candidate))
 }
 
-fn file_name(path: &Path) -> &str {
-    path.file_name().and_then(OsStr::to_str).unwrap_or_default()
+fn file_name(path: &Path) -> String {
+    let name = split_parent(path).map(|(_, name)| name.to_string_lossy().into_owned());
+    name.unwrap_or_default()
 }
 
 /// Reads the checkpoint of a name in a directory: a file, an index, or a numbered set without its numbers.

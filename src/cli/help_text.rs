@@ -54,9 +54,13 @@ Fetches everything that a mount of URL would show: checkpoints, and the files be
 is not fetched again, so that a fetch that was stopped goes on. Later loads and mounts read from the cache, after one \
 request that compares versions; with --offline, without any.
 
+Every command takes URLs. The query string of a presigned URL is a secret, and never typed: end the URL with ?@FILE, \
+where FILE has the URL or its query string, or with ?@- for standard input.
+
 Examples:
   ckptfs fetch s3://bucket/models/llama
-  ckptfs fetch --cache-dir /scratch/blocks gs://bucket/models az://container/runs/step-9000";
+  ckptfs fetch --cache-dir /scratch/blocks gs://bucket/models az://container/runs/step-9000
+  ckptfs fetch 'https://host/model.safetensors?@query.txt'";
 
 #[cfg(feature = "remote")]
 pub const CACHE: &str = "\

@@ -27,6 +27,7 @@ pub use stats::{MountStats, StatsReporter};
 
 use crate::cache::{Cache, CacheLimits, DEFAULT_READAHEAD_BYTES};
 use crate::checkpoint;
+use crate::source::shown_path;
 use crate::threads::spawn;
 use crate::view::{Survey, View, ViewEntry};
 use fs::{
@@ -67,6 +68,8 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     let view = View::with_cache(&paths.source, view.clone(), closed_files_bytes)
         .map_err(|error| error.with_typed_path(source))?;
     let view = Arc::new(view);
+    // The mount table, lists and attributes show what names no file with a secret.
+    let shown_source = shown_path(&paths.source).into_owned();
     require_checkpoint(&paths.source, &view)?;
     let survey = start_survey(&view);
     // A trace that is written through the mount itself would wait for the mount.
@@ -84,7 +87,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     ));
     let root = Arc::clone(view.root());
     let about = MountDescription {
-        source: paths.source.clone(),
+        source: shown_source.clone(),
         mountpoint: paths.mountpoint.clone(),
         budget,
         log: log.clone(),
@@ -105,7 +108,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     config.n_threads = Some(threads.unwrap_or(DEFAULT_THREADS));
     let request = attach::AttachRequest {
         mountpoint: &paths.mountpoint,
-        fsname: paths.source.as_os_str(),
+        fsname: shown_source.as_os_str(),
         allow_other: *allow_other,
     };
     // A mount that was attached and then failed is dead.

@@ -154,7 +154,7 @@ impl SourceError {
             }
             SourceError::NoRemote { path } => return no_client_remedy(path).into(),
             #[cfg(feature = "remote")]
-            SourceError::Remote { error, .. } => error.remedy(),
+            SourceError::Remote { error, .. } => return error.remedy(),
             SourceError::StaleMount { path } => {
                 let mountpoint = shell_word(dead_mountpoint(path));
                 return format!(

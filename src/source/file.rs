@@ -320,7 +320,7 @@ impl UserPath {
                 return Ok(UserPath::Directory);
             }
             let (parent, name) = split_parent(path)?;
-            let (root, directory) = Root::for_directory(parent, LinkPolicy::Inside)?;
+            let (root, directory) = Root::for_directory(&parent, LinkPolicy::Inside)?;
             return OpenFile::open_in_root(&root, &directory.join(name)).map(UserPath::File);
         }
         // Not by the absolute path: it may be too long, or lead through directories that this user may not pass.

@@ -14,7 +14,7 @@ use super::metadata::{FileKind, FileMetadata};
 use super::store::{
     DirEntry, FileHandle, LinkPolicy, MetadataQuery, ResolvedPath, SourceDirectory,
 };
-use super::url::{SourceUrl, UrlError};
+use super::url::{SourceUrl, UrlError, split_url_parent};
 
 /// An opened directory, and the policy for links inside it.
 #[derive(Debug)]
@@ -173,9 +173,15 @@ impl Root {
 }
 
 /// The directory part of a path, and the name in it: of a web server's URL, without percent-encoding.
-pub fn split_parent(path: &Path) -> Result<(&Path, Cow<'_, OsStr>), SourceError> {
-    let missing = || SourceError::Missing { path: path.to_path_buf() };
-    let name = path.file_name().ok_or_else(missing)?;
+pub fn split_parent(path: &Path) -> Result<(Cow<'_, Path>, Cow<'_, OsStr>), SourceError> {
+    let (parent, name) = match split_url_parent(path) {
+        Some((parent, name)) => (Cow::Owned(parent), name),
+        None => {
+            let missing = || SourceError::Missing { path: path.to_path_buf() };
+            let name = path.file_name().ok_or_else(missing)?;
+            (Cow::Borrowed(path.parent().unwrap_or(Path::new(""))), name)
+        }
+    };
     let name = match SourceUrl::parse(path) {
         Some(Ok(url)) => {
             let name = url.key.rsplit('/').next().unwrap_or_default();
@@ -183,7 +189,7 @@ pub fn split_parent(path: &Path) -> Result<(&Path, Cow<'_, OsStr>), SourceError>
         }
         _ => Cow::Borrowed(name),
     };
-    Ok((path.parent().unwrap_or(Path::new("")), name))
+    Ok((parent, name))
 }
 
 /// The directory of a URL.

@@ -126,7 +126,7 @@ impl Lookup<'_> {
             if let Some(entry) = symlinks::link_entry(self.store, &directory.path, name, found) {
                 if matches!(entry, ViewEntry::Link(_, None)) && directory.log_link_once(name) {
                     tracing::warn!(
-                        link = %root.path().join(&path).display(),
+                        link = %root.shown_path(&path).display(),
                         "leads out of the directory: not followed without --follow-symlinks"
                     );
                 }

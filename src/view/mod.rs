@@ -86,12 +86,12 @@ impl View {
                 SourceError::Missing { .. } => SourceError::Missing { path: path.to_path_buf() },
                 error => error,
             };
-            let (root, base) = Root::for_directory(parent, links).map_err(whole_path)?;
+            let (root, base) = Root::for_directory(&parent, links).map_err(whole_path)?;
             let target = single_target::resolve(&root, &base, &name, &options.keep);
             match target.map_err(|error| error.with_typed_path(path))? {
                 // Where the links of a typed path lead is for the user to say.
                 target @ SingleTarget::File(_) => {
-                    let (root, base) = Root::for_directory(parent, LinkPolicy::Anywhere)?;
+                    let (root, base) = Root::for_directory(&parent, LinkPolicy::Anywhere)?;
                     (root, base, Some(target))
                 }
                 target @ SingleTarget::Files(_) => (root, base, Some(target)),

@@ -27,7 +27,7 @@ fn open_file_or_shown(path: &Path, options: &ParseOptions) -> Result<Checkpoint,
     match checkpoint::open(path, options) {
         Err(CheckpointError::Source(missing @ SourceError::Missing { .. })) => {
             let Ok((parent, name)) = split_parent(path) else { return Err(missing.into()) };
-            let Ok((root, directory)) = Root::for_directory(parent, options.link_policy()) else {
+            let Ok((root, directory)) = Root::for_directory(&parent, options.link_policy()) else {
                 return Err(missing.into());
             };
             match find_shown(&root, &directory, &name, &KeepRules::default()) {

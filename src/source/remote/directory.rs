@@ -14,7 +14,7 @@ use crate::source::disk_cache::CachedVersion;
 use crate::source::error::SourceError;
 use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
-use crate::source::url::{SourceUrl, UrlError};
+use crate::source::url::{SourceUrl, UrlError, shown_path};
 
 use super::error::{RemoteError, StoreFailure};
 use super::file::{RemoteFile, remote_error};
@@ -44,7 +44,7 @@ impl RemoteDirectory {
     ) -> Result<RemoteDirectory, SourceError> {
         let opened = url.map_err(RemoteError::from).and_then(|url| {
             let store = RemoteStore::open(&url)?;
-            let path = url.to_path();
+            let path = url.to_shown_path();
             Ok(RemoteDirectory { store, key: url.key, path })
         });
         opened.map_err(|error| {
@@ -113,7 +113,9 @@ impl RemoteDirectory {
         let version = ObjectVersion::new(meta).map_err(|error| {
             remote_error(self.display_path(inside), "open it", StoreFailure::Permanent(error))
         });
-        version.map(StoreEntry::Object)
+        let version = version?;
+        self.store.remember_object(self.key_of(inside)?, version.clone());
+        Ok(StoreEntry::Object(version))
     }
 
     /// Whether a directory has any names. A server without listings has none.
@@ -130,7 +132,7 @@ impl RemoteDirectory {
 
     fn display_path(&self, inside: &Path) -> PathBuf {
         match self.key_of(inside) {
-            Ok(key) => self.store.url_of(&key).to_path(),
+            Ok(key) => self.store.url_of(&key).to_shown_path(),
             Err(_) => self.path.join(inside),
         }
     }
@@ -191,7 +193,19 @@ impl RemoteDirectory {
                 // A page that failed is asked for again by itself.
                 let page = self.request("list it", inside, None, |store, key| {
                     Box::pin(store.list_page(key, token.clone()))
-                })?;
+                });
+                let page = match (page, self.store.known_objects_in(&key)) {
+                    // What is known of it: the file that the URL names.
+                    (Err(SourceError::Remote { error, .. }), Some(known))
+                        if matches!(*error, RemoteError::NoListing) =>
+                    {
+                        for (name, version) in known {
+                            listing.add(&name, StoreEntry::Object(version)).map_err(too_long)?;
+                        }
+                        return Ok(Arc::new(listing));
+                    }
+                    (page, _) => page?,
+                };
                 listing.add_page(&key, page.result).map_err(too_long)?;
                 match page.page_token {
                     Some(next) if !next.is_empty() => token = Some(next),
@@ -329,21 +343,13 @@ fn offline_entries(directory: &str, versions: &[CachedVersion]) -> BTreeMap<Stri
 
 /// A URL that was refused, without what may be a secret.
 fn display_url(typed: &Path, error: &RemoteError) -> PathBuf {
-    let RemoteError::Url(error) = error else { return typed.to_path_buf() };
+    if !matches!(error, RemoteError::Url(UrlError::UserInfo)) {
+        return shown_path(typed).into_owned();
+    }
     let text = typed.to_string_lossy();
     let (scheme, rest) = text.split_once(":/").unwrap_or(("", ""));
     let rest = rest.trim_start_matches('/');
-    let shown = match error {
-        UrlError::UserInfo => {
-            let host = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-            format!("{scheme}://…@{host}")
-        }
-        UrlError::Query => {
-            let end = rest.find(['?', '#']).unwrap_or(rest.len());
-            format!("{scheme}://{}?…", &rest[..end])
-        }
-        _ => return typed.to_path_buf(),
-    };
-    shown.into()
+    let host = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    format!("{scheme}://…@{host}").into()
 }

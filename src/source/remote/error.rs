@@ -1,9 +1,13 @@
 //! Why a store did not give what was asked for, each with a remedy.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
+
+use crate::shell_word::shell_word;
+use crate::source::url::QuerySource;
 
 /// A failure of a store, a server or the way to it. No message has a credential.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +36,30 @@ pub enum RemoteError {
     BadCredentials {
         /// What is wrong with them.
         why: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
+    /// The store says that the credentials have expired, and there are no others.
+    #[error("the credentials have expired, or are not known any more{}", detail(.message))]
+    Expired {
+        /// The reason that the store states.
+        message: String,
+    },
+    /// The query string of a URL cannot be used.
+    #[error("the query string of the URL, from {source}: {why}", source = .origin)]
+    BadQuery {
+        /// The place that it is read from.
+        origin: QuerySource,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The server denies a request with the query string of a URL.
+    #[error("the server denies the query string of {source}: it has expired, or is of another object{}", detail(.message), source = .origin)]
+    QueryDenied {
+        /// The place that it was read from.
+        origin: QuerySource,
+        /// The reason that the server states.
+        message: String,
     },
     /// The store denies this request.
     #[error("the store denies it{}", detail(.message))]
@@ -98,8 +126,32 @@ fn detail(message: &str) -> String {
 
 impl RemoteError {
     /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            RemoteError::BadCredentials { remedy, .. } => remedy,
+            RemoteError::BadQuery { origin: QuerySource::File(path), .. } => {
+                return format!(
+                    "write the presigned URL, or what follows its `?`, to {}",
+                    shell_word(path)
+                )
+                .into();
+            }
+            RemoteError::QueryDenied { origin: QuerySource::File(path), .. } => {
+                return format!(
+                    "presign the URL again, and write it to {}: it is read again",
+                    shell_word(path)
+                )
+                .into();
+            }
+            RemoteError::BadQuery { origin: QuerySource::Stdin, .. } => {
+                "give the presigned URL, or what follows its `?`, on standard input"
+            }
+            RemoteError::QueryDenied { origin: QuerySource::Stdin, .. } => {
+                "presign the URL again; from a file (?@FILE) it would be read again"
+            }
+            RemoteError::Expired { .. } => {
+                "log in again, or set other credentials in the environment"
+            }
             RemoteError::Url(error) => error.remedy(),
             RemoteError::Setting { .. } => "set the variable to such a value, or unset it",
             RemoteError::NoCredentials { store: "S3" } => {
@@ -110,9 +162,6 @@ impl RemoteError {
             }
             RemoteError::NoCredentials { .. } => {
                 "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; for a public bucket --anonymous (CKPTFS_ANONYMOUS=1); on a machine of the cloud --instance-metadata (CKPTFS_INSTANCE_METADATA=1)"
-            }
-            RemoteError::BadCredentials { .. } => {
-                "log in again, or set other credentials in the environment"
             }
             RemoteError::Denied { .. } => {
                 "check that these credentials may read it, and the region or the endpoint of the store"
@@ -140,7 +189,7 @@ impl RemoteError {
             RemoteError::Runtime(_) => {
                 "raise the limits on threads and open files (ulimit -u, ulimit -n)"
             }
-        }
+        })
     }
 
     /// Whether the server gave nothing for too long.
@@ -176,6 +225,22 @@ impl StoreFailure {
     /// A failure of which the same request may succeed later.
     pub fn transient(message: impl Into<String>) -> StoreFailure {
         StoreFailure::Transient { message: message.into(), retry_after: None }
+    }
+}
+
+/// Why there are no credentials for a request.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct CredentialError {
+    /// What is wrong. It has no secret.
+    pub why: String,
+    /// What the user can do about it.
+    pub remedy: String,
+}
+
+impl From<CredentialError> for RemoteError {
+    fn from(CredentialError { why, remedy }: CredentialError) -> RemoteError {
+        RemoteError::BadCredentials { why, remedy }
     }
 }
 
@@ -244,6 +309,10 @@ impl From<object_store::Error> for StoreFailure {
         if let Some(error) = find_source::<TransportError>(&error) {
             return error.to_failure();
         }
+        if let Some(CredentialError { why, remedy }) = find_source::<CredentialError>(&error) {
+            let (why, remedy) = (why.clone(), remedy.clone());
+            return StoreFailure::Permanent(RemoteError::BadCredentials { why, remedy });
+        }
         match error {
             object_store::Error::NotFound { .. } => StoreFailure::Missing,
             object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
@@ -252,13 +321,19 @@ impl From<object_store::Error> for StoreFailure {
             object_store::Error::PermissionDenied { source, .. }
             | object_store::Error::Unauthenticated { source, .. } => {
                 let message = describe(&*source);
-                StoreFailure::Permanent(RemoteError::Denied { message })
+                StoreFailure::Permanent(match says_expired(&*source) {
+                    true => RemoteError::Expired { message },
+                    false => RemoteError::Denied { message },
+                })
             }
             object_store::Error::NotSupported { .. } => {
                 StoreFailure::Permanent(RemoteError::NoRanges)
             }
             error => {
                 let message = describe(&error);
+                if says_expired(&error) {
+                    return StoreFailure::Permanent(RemoteError::Expired { message });
+                }
                 // Of a listing, the client tells the status in words alone.
                 let is_denied =
                     DENIED_STATUSES.iter().any(|words| error.to_string().contains(words));
@@ -274,6 +349,22 @@ impl From<object_store::Error> for StoreFailure {
 
 /// How the client words a denial.
 const DENIED_STATUSES: [&str; 2] = ["status code: 401", "status code: 403"];
+
+/// The codes by which S3 and servers of its protocol say that credentials have expired, or were replaced.
+const EXPIRY_CODES: [&str; 5] = [
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+];
+
+/// Whether an answer says that other credentials are needed.
+fn says_expired(error: &dyn std::error::Error) -> bool {
+    let text = error.to_string();
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    code.is_some_and(|(code, _)| EXPIRY_CODES.contains(&code))
+}
 
 /// The first error of a type among an error and its sources.
 fn find_source<'a, E: std::error::Error + 'static>(

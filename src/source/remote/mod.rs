@@ -4,11 +4,12 @@
 //! while the `runtime`'s threads serve the sockets. Every read is conditional on the version that was opened, and its
 //! answer is compared with it: length, range and ETag. `retry` resumes a read that broke where it broke.
 //!
-//! `transport` is the one place where requests are sent; `listing_filter` removes unusable names from its answers. `store`
-//! builds the client of a store, with the credentials that `credentials` finds. `listing` has what directories are known to
-//! have.
+//! `transport` is the one place where requests are sent; `listing_filter` removes unusable names from its answers, and
+//! `addresses` bounds what it connects to. `store` builds the client of a store, with the credentials that `credentials`
+//! finds. `listing` has what directories are known to have.
 
 mod access_check;
+mod addresses;
 mod credentials;
 mod directory;
 mod error;
@@ -19,6 +20,7 @@ mod options;
 mod outage;
 mod retry;
 mod runtime;
+mod secret_query;
 mod store;
 mod transport;
 mod version;

@@ -1,6 +1,6 @@
 //! The client of one bucket, container or web server, and its requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -19,15 +19,16 @@ use object_store::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::source::disk_cache::{CachedObject, CachedVersion, DiskCache};
-use crate::source::url::{SourceUrl, StoreKind};
+use crate::source::url::{QuerySource, SourceUrl, StoreKind};
 use crate::threads::lock;
 
-use super::credentials;
+use super::credentials::{self, Authorization};
 use super::error::{RemoteError, StoreFailure};
 use super::listing::{ListingCache, StoreListing};
 use super::options::RemoteOptions;
 use super::outage::OutageWatch;
 use super::retry::RetryBudget;
+use super::secret_query::SecretQuery;
 use super::transport::Connector;
 use super::version::{ObjectVersion, short_hash};
 
@@ -61,10 +62,15 @@ impl StoreClient {
     }
 }
 
+/// Objects that a server without listings is known to have. Few are ever looked at.
+const MAX_KNOWN_OBJECT_COUNT: usize = 1000;
+
 /// Objects of one store, by their keys.
 pub struct RemoteStore {
     /// `None` if no request may be sent.
     client: Option<StoreClient>,
+    /// Renews what the client's requests are authorized by.
+    authorization: Authorization,
     /// The URL that it was opened for, of which it is the host.
     url: SourceUrl,
     /// The process that opened it: connections do not survive a fork.
@@ -81,6 +87,8 @@ pub struct RemoteStore {
     pub outage: Arc<OutageWatch>,
     listings: Mutex<ListingCache>,
     has_noted_weak_versions: AtomicBool,
+    /// Objects that were looked at, by their keys. A server without listings shows these.
+    known_objects: Mutex<BTreeMap<String, ObjectVersion>>,
 }
 
 impl std::fmt::Debug for RemoteStore {
@@ -102,22 +110,34 @@ struct StoreKey {
     options: RemoteOptions,
     /// The hash of the clouds' settings in the environment: other credentials are another client.
     settings: blake3::Hash,
+    /// The file with the query string of requests, and a hash of that.
+    query: Option<(QuerySource, blake3::Hash)>,
     pid: u32,
 }
 
-/// How the settings begin that the clients find in the environment.
-const SETTING_PREFIXES: [&str; 5] = ["AWS_", "AZURE_", "GOOGLE_", "STORAGE_", "HOME"];
+/// How the settings of a kind of store begin, which its client finds in the environment.
+fn setting_prefixes(kind: StoreKind) -> &'static [&'static str] {
+    match kind {
+        StoreKind::S3 => &["AWS_", "HOME"],
+        StoreKind::Gcs => &["GOOGLE_", "SERVICE_ACCOUNT", "STORAGE_", "CLOUDSDK_CONFIG", "HOME"],
+        StoreKind::Azure => &["AZURE_", "AZURITE_", "MSI_", "IDENTITY_"],
+        StoreKind::Http => &["AWS_CA_BUNDLE"],
+    }
+}
 
-fn hash_settings() -> blake3::Hash {
+fn hash_settings(kind: StoreKind) -> blake3::Hash {
+    let prefixes = setting_prefixes(kind);
     let mut settings: Vec<_> = std::env::vars_os()
         .filter(|(name, _)| {
-            let name = name.to_string_lossy();
-            SETTING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+            let name = name.as_encoded_bytes();
+            prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
         })
         .collect();
     settings.sort();
     let mut hasher = blake3::Hasher::new();
-    hasher.update(credentials::aws_files().as_bytes());
+    if kind == StoreKind::S3 {
+        hasher.update(credentials::aws_config_state().as_bytes());
+    }
     for (name, value) in settings {
         for part in [name, value] {
             hasher.update(part.as_encoded_bytes());
@@ -131,13 +151,15 @@ impl RemoteStore {
     /// The store of a URL. Stores are kept, with their connections.
     pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
         let options = RemoteOptions::current()?;
+        let query = SecretQuery::read(url)?;
         let key = StoreKey {
             kind: url.kind,
             scheme: url.scheme,
             host: url.host.clone(),
             endpoint: endpoint_of(url.kind),
             options: options.clone(),
-            settings: hash_settings(),
+            settings: hash_settings(url.kind),
+            query: query.as_ref().map(|query| (query.source().clone(), query.hash())),
             pid: std::process::id(),
         };
         let known = lock(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());
@@ -146,10 +168,15 @@ impl RemoteStore {
         }
         let identity = format!("{:?} {} {}", url.kind, key.endpoint, url.host);
         let cache = DiskCache::shared(&options.cache);
-        let client = if options.offline { None } else { Some(build_client(url, &options)?) };
+        let mut authorization = Authorization::of_query(query);
+        let client = match options.offline {
+            true => None,
+            false => Some(build_client(url, &options, &mut authorization)?),
+        };
         let store = Arc::new(RemoteStore {
             client,
             id: short_hash(blake3::hash(identity.as_bytes())),
+            authorization,
             identity,
             cache,
             url: url.clone(),
@@ -163,6 +190,7 @@ impl RemoteStore {
             has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
             has_noted_weak_versions: AtomicBool::new(false),
+            known_objects: Mutex::default(),
         });
         let mut stores = lock(&STORES);
         let stores = stores.get_or_insert_default();
@@ -196,6 +224,27 @@ impl RemoteStore {
     /// Keeps the listing of a directory.
     pub fn remember_listing(&self, key: String, listing: Arc<StoreListing>) {
         lock(&self.listings).insert(key, listing);
+    }
+
+    /// Keeps an object that was looked at. Stores with listings need none.
+    pub fn remember_object(&self, key: String, version: ObjectVersion) {
+        if self.url.kind == StoreKind::Http {
+            let mut objects = lock(&self.known_objects);
+            if objects.len() >= MAX_KNOWN_OBJECT_COUNT {
+                objects.clear();
+            }
+            objects.insert(key, version);
+        }
+    }
+
+    /// The objects directly in a directory that were looked at; `None` without any.
+    pub fn known_objects_in(&self, directory: &str) -> Option<Vec<(String, ObjectVersion)>> {
+        let objects = lock(&self.known_objects);
+        let inside = objects.iter().filter_map(|(key, version)| {
+            let (parent, name) = key.rsplit_once('/').unwrap_or(("", key));
+            (parent == directory).then(|| (name.to_owned(), version.clone()))
+        });
+        Some(inside.collect::<Vec<_>>()).filter(|inside| !inside.is_empty())
     }
 
     /// The retries of one request or read. Fails at once in an outage that has just been found out.
@@ -247,7 +296,10 @@ impl RemoteStore {
 
     /// The beginning of an answer, whose body may not come.
     fn began<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
-        let answer = answer.map_err(StoreFailure::from);
+        let answer = answer.map_err(|error| self.authorization.on_failure(error.into()));
+        if answer.is_ok() {
+            self.authorization.on_success();
+        }
         if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.has_answered.store(true, Relaxed);
         }
@@ -262,8 +314,26 @@ impl RemoteStore {
     /// The metadata of an object.
     pub async fn head(&self, key: &str) -> Result<ObjectHead, StoreFailure> {
         let path = self.object_path(key)?;
+        // Presigned URLs are for GET alone, and an answer to HEAD cannot say why it is a denial.
+        let first_byte =
+            GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+        if self.authorization.query.is_some() {
+            let answer = self.client()?.objects.get_opts(&path, first_byte).await;
+            let meta = self.answered(answer)?.meta;
+            return Ok(ObjectHead { meta, may_be_directory: false });
+        }
         let options = GetOptions { head: true, ..GetOptions::default() };
-        let answer = self.answered(self.client()?.objects.get_opts(&path, options).await)?;
+        let head = self.client()?.objects.get_opts(&path, options).await;
+        let answer = match head {
+            // The answer of S3 to credentials that have expired.
+            Err(object_store::Error::Generic { source, .. })
+                if source.to_string().contains("400 Bad Request") =>
+            {
+                self.client()?.objects.get_opts(&path, first_byte).await
+            }
+            answer => answer,
+        };
+        let answer = self.answered(answer)?;
         let is_page = self.url.kind == StoreKind::Http
             && answer.attributes.get(&Attribute::ContentType).is_some_and(|content_type| {
                 content_type.as_ref().to_ascii_lowercase().starts_with("text/html")
@@ -328,6 +398,10 @@ impl RemoteStore {
         directory: &str,
         token: Option<String>,
     ) -> Result<PaginatedListResult, StoreFailure> {
+        if self.url.kind == StoreKind::Http && self.authorization.query.is_some() {
+            // A presigned URL is that of one file.
+            return Err(StoreFailure::Permanent(RemoteError::NoListing));
+        }
         let path = self.object_path(directory)?;
         let prefix = if directory.is_empty() { String::new() } else { format!("{path}/") };
         let options = PaginatedListOptions {
@@ -374,12 +448,18 @@ fn no_retries() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
-fn build_client(url: &SourceUrl, options: &RemoteOptions) -> Result<StoreClient, RemoteError> {
-    let connector = Connector { options: options.clone() };
+fn build_client(
+    url: &SourceUrl,
+    options: &RemoteOptions,
+    authorization: &mut Authorization,
+) -> Result<StoreClient, RemoteError> {
+    let query = authorization.query.clone();
+    let has_query = query.is_some();
+    let connector = Connector { options: options.clone(), query };
     // Messages of the builders name settings, and no secret.
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
     let text = |allow: bool| if allow { "true" } else { "false" };
-    let skip = text(options.anonymous);
+    let skip = text(options.anonymous || has_query);
     Ok(match url.kind {
         StoreKind::S3 => {
             let mut builder = AmazonS3Builder::from_env()
@@ -388,6 +468,7 @@ fn build_client(url: &SourceUrl, options: &RemoteOptions) -> Result<StoreClient,
                 .with_http_connector(connector)
                 .with_config(AmazonS3ConfigKey::SkipSignature, skip);
             let settings = credentials::aws_settings(options)?;
+            authorization.credentials = settings.renewed;
             if let Some(region) = settings.region {
                 builder = builder.with_region(region);
             }
@@ -412,11 +493,15 @@ fn build_client(url: &SourceUrl, options: &RemoteOptions) -> Result<StoreClient,
             }
             if let Some(provider) = credentials::gcp_provider(options)? {
                 builder = builder.with_credentials(provider);
+            } else if let Some(file) = credentials::gcp_default_file() {
+                builder = builder.with_application_credentials(file.to_string_lossy());
             }
             StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Azure => {
-            credentials::require_azure(options)?;
+            if !has_query {
+                credentials::require_azure(options)?;
+            }
             let builder = MicrosoftAzureBuilder::from_env()
                 .with_container_name(&url.host)
                 .with_retry(no_retries())

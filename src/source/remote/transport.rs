@@ -1,9 +1,9 @@
 //! Sends the requests of all stores: one HTTP client for each, which counts, bounds waiting, and decides on redirects.
 //!
 //! A redirect to another host is followed without credentials. From a host of the internet, none is followed to an address
-//! that only this machine or its network can reach.
+//! that only this machine or its network can reach. `addresses` checks the address that is connected to.
 
-use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,9 +20,11 @@ use reqwest::Url;
 
 use crate::source::request_counters::count_request;
 
+use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_address};
 use super::error::TransportError;
 use super::listing_filter::remove_unusable_names;
 use super::options::RemoteOptions;
+use super::secret_query::SecretQuery;
 
 /// Redirects that one request follows.
 const MAX_REDIRECT_COUNT: usize = 5;
@@ -43,11 +45,14 @@ const CONTAINER_VARIABLES: [&str; 2] =
 /// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
 const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
 
-fn connection_error(error: &reqwest::Error) -> TransportError {
+fn connection_error(error: &reqwest::Error, url: &Url) -> TransportError {
     // The innermost error says it shortest, and has no URL.
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
+        if let Some(AddressRefused(rule)) = source.downcast_ref() {
+            return address_refused(*rule, url);
+        }
     }
     let message = match innermost.is::<reqwest::Error>() {
         true if error.is_timeout() => "timed out".to_owned(),
@@ -57,36 +62,71 @@ fn connection_error(error: &reqwest::Error) -> TransportError {
     TransportError::Connection(message)
 }
 
+fn address_refused(rule: AddressRule, url: &Url) -> TransportError {
+    match rule {
+        AddressRule::Any | AddressRule::NoMetadata => TransportError::Metadata,
+        AddressRule::Public => {
+            let host = url.host_str().unwrap_or_default().to_owned();
+            TransportError::Redirect { host, why: "an address in a private network" }
+        }
+    }
+}
+
+/// The rule of what the user names. On a foreign network, the address of a metadata server belongs to anybody.
+fn address_rule(options: &RemoteOptions) -> AddressRule {
+    let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
+    match options.instance_metadata || is_container {
+        true => AddressRule::Any,
+        false => AddressRule::NoMetadata,
+    }
+}
+
 /// Makes the HTTP clients of stores.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Connector {
     pub options: RemoteOptions,
+    /// Added to each request, if the URL names one.
+    pub query: Option<Arc<SecretQuery>>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let generic = |source: reqwest::Error| object_store::Error::Generic {
-            store: "HTTP",
-            source: Box::new(source.without_url()),
-        };
         // A metadata server has no encryption: the client of its credentials says so.
         let allows = object_store::ClientConfigKey::AllowHttp;
         let allow_http = self.options.allow_http
             || options.get_config_value(&allows).is_some_and(|value| value == "true");
         let stall_timeout = self.options.stall_timeout;
-        let client = http_client(stall_timeout).map_err(generic)?;
-        let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
-        let allow_metadata = self.options.instance_metadata || is_container;
-        Ok(HttpClient::new(Transport { client, allow_http, allow_metadata, stall_timeout }))
+        let rule = address_rule(&self.options);
+        let resolver = AddressResolver::new(rule);
+        let client = http_client(stall_timeout, resolver.clone()).map_err(client_error)?;
+        let query = self.query.clone();
+        let public_client = OnceLock::new();
+        Ok(HttpClient::new(Transport {
+            client,
+            public_client,
+            resolver,
+            rule,
+            allow_http,
+            stall_timeout,
+            query,
+        }))
     }
 }
 
-fn http_client(stall_timeout: Duration) -> reqwest::Result<reqwest::Client> {
+fn client_error(error: reqwest::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "HTTP", source: Box::new(error.without_url()) }
+}
+
+fn http_client(
+    stall_timeout: Duration,
+    resolver: AddressResolver,
+) -> reqwest::Result<reqwest::Client> {
     // An error means that it was installed before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
+        .dns_resolver(Arc::new(resolver))
         .connect_timeout(stall_timeout)
         .read_timeout(stall_timeout)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
@@ -107,9 +147,15 @@ pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, Tran
     if url.scheme() == "http" && !options.allow_http {
         return Err(TransportError::PlainHttp);
     }
-    let client = http_client(options.stall_timeout).map_err(|error| connection_error(&error))?;
+    // A literal address is not resolved.
+    let rule = address_rule(options);
+    if literal_address(url).is_some_and(|address| !rule.allows(address)) {
+        return Err(address_refused(rule, url));
+    }
+    let failed = |error: reqwest::Error| connection_error(&error, url);
+    let client = http_client(options.stall_timeout, AddressResolver::new(rule)).map_err(failed)?;
     let request = client.head(url.clone()).timeout(options.stall_timeout).send();
-    let answer = request.await.map_err(|error| connection_error(&error))?;
+    let answer = request.await.map_err(failed)?;
     Ok(answer.headers().clone())
 }
 
@@ -117,10 +163,28 @@ pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, Tran
 #[derive(Debug)]
 struct Transport {
     client: reqwest::Client,
+    /// Follows redirects of hosts of the internet. Made when it is first needed.
+    public_client: OnceLock<reqwest::Client>,
+    resolver: AddressResolver,
+    rule: AddressRule,
     allow_http: bool,
-    /// Whether metadata servers may be asked: on a foreign network, such an address belongs to anybody.
-    allow_metadata: bool,
     stall_timeout: Duration,
+    query: Option<Arc<SecretQuery>>,
+}
+
+impl Transport {
+    /// The client that connects to the addresses that a rule allows.
+    fn client_of(&self, rule: AddressRule) -> Result<reqwest::Client, TransportError> {
+        if rule == self.rule {
+            return Ok(self.client.clone());
+        }
+        if let Some(client) = self.public_client.get() {
+            return Ok(client.clone());
+        }
+        let client = http_client(self.stall_timeout, self.resolver.with_rule(rule));
+        let client = client.map_err(|error| TransportError::Connection(error.to_string()))?;
+        Ok(self.public_client.get_or_init(|| client).clone())
+    }
 }
 
 #[async_trait]
@@ -132,17 +196,21 @@ impl HttpService for Transport {
             parts.uri.to_string().parse().map_err(|_| {
                 TransportError::Connection("the address is not a valid URL".to_owned())
             })?;
+        if let Some(query) = &self.query {
+            query.add_to(&mut url);
+        }
         let mut headers = parts.headers;
+        let mut rule = self.rule;
         for _ in 0..=MAX_REDIRECT_COUNT {
             if url.scheme() == "http" && !self.allow_http {
                 return Err(TransportError::PlainHttp.into());
             }
-            if !self.allow_metadata && is_link_local(&url) {
-                return Err(TransportError::Metadata.into());
+            if literal_address(&url).is_some_and(|address| !rule.allows(address)) {
+                return Err(address_refused(rule, &url).into());
             }
             let in_flight = count_request();
             let request = self
-                .client
+                .client_of(rule)?
                 .request(parts.method.clone(), url.clone())
                 .headers(headers.clone())
                 .body(body.clone())
@@ -150,7 +218,7 @@ impl HttpService for Transport {
             let answer = tokio::time::timeout(self.stall_timeout, request).await;
             let answer = answer
                 .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
-                .map_err(|error| connection_error(&error))?;
+                .map_err(|error| connection_error(&error, &url))?;
             let status = answer.status();
             let is_final = matches!(
                 status,
@@ -178,9 +246,12 @@ impl HttpService for Transport {
                     if leads_to_directory(&url, &target) {
                         return Err(TransportError::NoListing.into());
                     }
-                    check_redirect(&url, &target).await?;
                     if url.origin() != target.origin() {
                         remove_credentials(&mut headers);
+                        let connected = answer.remote_addr().map(|address| address.ip());
+                        if self.resolver.is_public(&url, connected) {
+                            rule = AddressRule::Public;
+                        }
                     }
                     url = target;
                     continue;
@@ -192,7 +263,7 @@ impl HttpService for Transport {
                 true => HttpResponseBody::new(body.map_err(move |error| {
                     // Until the whole body was read, or is dropped.
                     let _ = &in_flight;
-                    HttpError::from(connection_error(&error))
+                    HttpError::from(connection_error(&error, &url))
                 })),
                 false => whole_answer(body).await?.into(),
             };
@@ -253,67 +324,6 @@ fn redirect_target(
     }
 }
 
-/// Refuses to be led from the internet into this machine's own network.
-async fn check_redirect(from: &Url, to: &Url) -> Result<(), TransportError> {
-    if from.origin() == to.origin() || has_private_address(from).await {
-        return Ok(());
-    }
-    match has_private_address(to).await {
-        false => Ok(()),
-        true => {
-            let host = to.host_str().unwrap_or_default().to_owned();
-            Err(TransportError::Redirect { host, why: "an address in a private network" })
-        }
-    }
-}
-
-/// Whether a URL's host has an address that only this machine or its network can reach.
-async fn has_private_address(url: &Url) -> bool {
-    let Some(host) = url.host_str() else { return false };
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    if let Ok(address) = bare.parse() {
-        return is_private(address);
-    }
-    let port = url.port_or_known_default().unwrap_or(0);
-    match tokio::net::lookup_host((host, port)).await {
-        Ok(mut addresses) => addresses.any(|address| is_private(address.ip())),
-        // An unknown name is not trusted.
-        Err(_) => true,
-    }
-}
-
-/// Whether a URL has the address of a metadata server, or another that only the next network cable knows.
-fn is_link_local(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    match host.trim_start_matches('[').trim_end_matches(']').parse() {
-        Ok(IpAddr::V4(v4)) => v4.is_link_local(),
-        Ok(IpAddr::V6(v6)) => v6.is_unicast_link_local(),
-        Err(_) => false,
-    }
-}
-
-fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => {
-            let is_shared = v4.octets()[0] == 100 && v4.octets()[1] & 0xc0 == 64;
-            v4.is_private()
-                || v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_unspecified()
-                || is_shared
-        }
-        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
-            Some(v4) => is_private(v4.into()),
-            None => {
-                v6.is_loopback()
-                    || v6.is_unspecified()
-                    || v6.is_unique_local()
-                    || v6.is_unicast_link_local()
-            }
-        },
-    }
-}
-
 fn remove_credentials(headers: &mut HeaderMap) {
     let is_credential = |name: &http::HeaderName| {
         CREDENTIAL_HEADERS.contains(name)
@@ -330,28 +340,41 @@ fn remove_credentials(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use crate::source::remote::error::{RemoteError, StoreFailure};
+
     use super::*;
 
-    #[test]
-    fn private_addresses_are_those_of_no_host_of_the_internet() {
-        for address in [
-            "127.0.0.1",
-            "10.1.2.3",
-            "172.16.0.1",
-            "192.168.0.1",
-            "169.254.169.254",
-            "100.64.0.1",
-            "0.0.0.0",
-            "::1",
-            "fd00::1",
-            "fe80::1",
-            "::ffff:10.0.0.1",
-        ] {
-            assert!(is_private(address.parse().unwrap()), "{address}");
+    /// Sends a request as after a redirect of a host of the internet, and returns the failure.
+    async fn follow_from_the_internet(url: &str) -> StoreFailure {
+        let resolver = AddressResolver::new(AddressRule::Any);
+        let client = |rule| http_client(Duration::from_secs(5), resolver.with_rule(rule)).unwrap();
+        let transport = Transport {
+            client: client(AddressRule::Public),
+            public_client: OnceLock::new(),
+            resolver: resolver.clone(),
+            rule: AddressRule::Public,
+            allow_http: true,
+            stall_timeout: Duration::from_secs(5),
+            query: None,
+        };
+        let request = http::Request::get(url).body(Vec::new().into()).unwrap();
+        let error = transport.call(request).await.unwrap_err();
+        let error: &TransportError =
+            std::error::Error::source(&error).unwrap().downcast_ref().unwrap();
+        error.to_failure()
+    }
+
+    #[tokio::test]
+    async fn from_the_internet_no_private_address_is_connected_to() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"] {
+            let error = follow_from_the_internet(&format!("http://{host}:{port}/a")).await;
+            let is_refused = matches!(error, StoreFailure::Permanent(RemoteError::Redirect { .. }));
+            assert!(is_refused, "{host}: {error:?}");
         }
-        for address in ["8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700::1111"] {
-            assert!(!is_private(address.parse().unwrap()), "{address}");
-        }
+        assert!(listener.accept().is_err());
     }
 
     #[test]

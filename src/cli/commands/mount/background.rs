@@ -37,8 +37,8 @@ pub struct ParentProcess {
     pipe: OwnedFd,
 }
 
-/// Runs this command again as a daemon, and returns when its mount answers.
-pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
+/// Runs this command again as a daemon, and returns when its mount answers. `with_stdin` passes standard input on.
+pub fn spawn_daemon(args: &[OsString], with_stdin: bool) -> Result<(), CommandError> {
     let failed = |error: io::Error| {
         if is_dev_empty() {
             let message = "cannot start the daemon: /dev has no devices, not even /dev/null";
@@ -57,7 +57,7 @@ pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
     command.args(rest);
     // Until the daemon is ready, its standard error is ours: a panic message reaches the terminal.
     command.env(DAEMON_VARIABLE, pipe_name(&writer).map_err(failed)?);
-    command.stdin(Stdio::null()).stdout(writer);
+    command.stdin(if with_stdin { Stdio::inherit() } else { Stdio::null() }).stdout(writer);
     let mut child = command.spawn().map_err(failed)?;
     // Closes our copy of the pipe's write end, so that the daemon's copy is the last.
     drop(command);
@@ -100,6 +100,13 @@ pub fn become_daemon() -> Option<ParentProcess> {
     // Fails only if this process leads its session already.
     let _ = rustix::process::setsid();
     Some(ParentProcess { pipe })
+}
+
+/// Has standard input lead nowhere, after the daemon has read what it needs of it.
+pub fn close_stdin() {
+    if let Ok(nowhere) = std::fs::File::open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdin(&nowhere);
+    }
 }
 
 /// Removes the variable, so that programs run by the daemon do not become daemons.

@@ -21,6 +21,7 @@ use crate::mount::stats::LogStats;
 use crate::mount::{self, MountOptions, MountSession};
 use crate::private_folder::xdg_folder;
 use crate::shell_word::shell_word;
+use crate::source::{reads_stdin, shown_path};
 use crate::view::Survey;
 
 use crate::cli::args::{Command, CommandLine, MountArgs};
@@ -109,7 +110,7 @@ pub fn run(args: &MountArgs, launch: Launch) -> Result<(), CommandError> {
         }
         None => {
             mountpoint::require_free_descriptors(&args.mountpoint)?;
-            background::spawn_daemon(&launch.words)
+            background::spawn_daemon(&launch.words, reads_stdin(&args.source))
         }
         Some(parent) => serve_as_daemon(args, parent),
     }
@@ -216,11 +217,18 @@ fn start(
         }
     };
     let session = mount::mount(&mount_options(args, stats)?)?;
+    if !in_foreground && reads_stdin(&args.source) {
+        background::close_stdin();
+    }
     if !session.is_privileged() && args.verbose > 0 {
         notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
     notes.extend(session.survey().and_then(|survey| nothing_virtual_note(&args.source, &survey)));
-    tracing::info!("{}: mounted at {}", args.source.display(), session.mountpoint().display());
+    tracing::info!(
+        "{}: mounted at {}",
+        shown_path(&args.source).display(),
+        session.mountpoint().display()
+    );
     on_ready(notes, file.as_ref()).map_err(|e| {
         let remedy = "mount it again, and wait for the command to end";
         failed("report that the mount is ready", e, remedy)

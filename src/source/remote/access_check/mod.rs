@@ -53,7 +53,7 @@ impl AccessStep {
     }
 
     fn error(what: &'static str, error: &RemoteError) -> AccessStep {
-        AccessStep::fails(what, error.to_string(), error.remedy())
+        AccessStep::fails(what, error.to_string(), &error.remedy())
     }
 
     /// The step of a request that failed.
@@ -86,7 +86,9 @@ pub fn check_access(typed: &Path) -> Option<Vec<AccessStep>> {
     const URL: &str = "URL";
     let url = match SourceUrl::parse(typed)? {
         Ok(url) => url,
-        Err(error) => return Some(vec![AccessStep::fails(URL, error.to_string(), error.remedy())]),
+        Err(error) => {
+            return Some(vec![AccessStep::fails(URL, error.to_string(), error.remedy())]);
+        }
     };
     let mut steps = vec![AccessStep::works(URL, format!("{url}: {}", describe(&url)))];
     if let Err(failed) = check_store(&url, &mut steps) {

@@ -1,0 +1,176 @@
+//! Credentials as users of each cloud have them. What the clients find in the environment by themselves is left to them.
+//!
+//! None is asked of a metadata server unless the user says so: on another network, such an address belongs to anybody.
+
+mod authorization;
+mod aws_profile;
+mod aws_source;
+mod aws_token;
+mod credential_process;
+mod renewal;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::aws::{AwsCredential, AwsCredentialProvider};
+use object_store::client::HttpConnector;
+use object_store::gcp::{GcpCredential, GcpCredentialProvider};
+use object_store::{ClientOptions, StaticCredentialProvider};
+
+use super::error::RemoteError;
+use super::options::RemoteOptions;
+use super::transport::Connector;
+
+pub use authorization::Authorization;
+use aws_profile::AwsFiles;
+use aws_source::{AwsSource, find_source};
+use aws_token::TokenServices;
+use renewal::{RenewedCredentials, missing_profile};
+
+/// The region of requests where none is stated.
+const DEFAULT_REGION: &str = "us-east-1";
+
+/// What the profile and the environment state for S3, beside what the client finds by itself.
+#[derive(Debug, Default)]
+pub struct AwsSettings {
+    pub region: Option<String>,
+    pub endpoint: Option<String>,
+    /// `None` if the client finds credentials itself, or needs none.
+    pub provider: Option<AwsCredentialProvider>,
+    /// The same provider, if it renews its credentials.
+    pub renewed: Option<Arc<RenewedCredentials>>,
+}
+
+/// The value of a variable that is not empty.
+fn non_empty(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
+
+fn home() -> PathBuf {
+    std::env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from)
+}
+
+/// The state of the file with the regions and endpoints of profiles: another state may be another client. Credentials
+/// in files are not in it, because clients read these anew.
+pub fn aws_config_state() -> String {
+    let [config, _] = aws_profile::aws_stamps();
+    format!("{config:?}")
+}
+
+/// Finds the profile's settings, and the source of the credentials of S3. No request is sent yet.
+pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError> {
+    let files = AwsFiles::read();
+    let profile = files.current_profile().map_err(missing_profile)?;
+    let setting = |name: &str, variables: &[&str]| {
+        let is_stated = variables.iter().any(|variable| is_set(variable));
+        if is_stated { None } else { profile.value(name).map(str::to_owned) }
+    };
+    let mut settings = AwsSettings {
+        region: setting("region", &["AWS_REGION", "AWS_DEFAULT_REGION"]),
+        endpoint: setting(
+            "endpoint_url",
+            &["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"],
+        ),
+        ..AwsSettings::default()
+    };
+    if options.anonymous {
+        // The client asks for credentials all the same, unless it has some. They are not sent.
+        let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
+        settings.provider = Some(Arc::new(StaticCredentialProvider::new(none)));
+        return Ok(settings);
+    }
+    let source = find_source(&files, &profile)?;
+    let of_environment = non_empty("AWS_ACCESS_KEY_ID").is_some();
+    match source {
+        // Keys of the environment stay as they are for as long as the process lives.
+        Some(AwsSource::Keys(_)) if of_environment => {}
+        Some(_) => {
+            let region = non_empty("AWS_REGION")
+                .or_else(|| non_empty("AWS_DEFAULT_REGION"))
+                .or_else(|| settings.region.clone());
+            let connector = Connector { options: options.clone(), query: None };
+            let other =
+                |error: object_store::Error| RemoteError::Other { message: error.to_string() };
+            let services = TokenServices {
+                client: connector.connect(&ClientOptions::new()).map_err(other)?,
+                region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+                endpoint: settings.endpoint.clone(),
+            };
+            let renewed = Arc::new(RenewedCredentials::new(services));
+            settings.provider = Some(Arc::clone(&renewed) as AwsCredentialProvider);
+            settings.renewed = Some(renewed);
+        }
+        None => {
+            let has_container = is_set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+                || is_set("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+            if !has_container && !options.instance_metadata {
+                return Err(RemoteError::NoCredentials { store: "S3" });
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// Variables that state credentials of Google Cloud.
+const GCP_VARIABLES: [&str; 5] = [
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "SERVICE_ACCOUNT",
+];
+
+/// Credentials of Google Cloud for a request without any; `None` if the client finds credentials itself.
+pub fn gcp_provider(options: &RemoteOptions) -> Result<Option<GcpCredentialProvider>, RemoteError> {
+    let none = || {
+        let credential = GcpCredential { bearer: String::new() };
+        Some(Arc::new(StaticCredentialProvider::new(credential)) as GcpCredentialProvider)
+    };
+    let is_emulator = is_set("STORAGE_EMULATOR_HOST");
+    if options.anonymous || is_emulator {
+        return Ok(none());
+    }
+    let has_any = GCP_VARIABLES.iter().any(|name| is_set(name)) || gcp_default_path().is_file();
+    match has_any || options.instance_metadata {
+        true => Ok(None),
+        false => Err(RemoteError::NoCredentials { store: "Google Cloud Storage" }),
+    }
+}
+
+/// The file in which `gcloud auth application-default login` leaves credentials.
+fn gcp_default_path() -> PathBuf {
+    let folder = std::env::var_os("CLOUDSDK_CONFIG").filter(|folder| !folder.is_empty());
+    let folder = folder.map_or_else(|| home().join(".config/gcloud"), PathBuf::from);
+    folder.join("application_default_credentials.json")
+}
+
+/// That file, where the client does not look for it by itself.
+pub fn gcp_default_file() -> Option<PathBuf> {
+    let is_stated = GCP_VARIABLES.iter().any(|name| is_set(name));
+    let moved = (!is_stated && is_set("CLOUDSDK_CONFIG")).then(gcp_default_path);
+    moved.filter(|path| path.is_file())
+}
+
+/// Fails if the environment has no credentials of Azure.
+pub fn require_azure(options: &RemoteOptions) -> Result<(), RemoteError> {
+    const VARIABLES: [&str; 9] = [
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_STORAGE_USE_EMULATOR",
+    ];
+    let has_any = VARIABLES.iter().any(|name| is_set(name)) || is_set("AZURE_USE_AZURE_CLI");
+    match has_any || options.anonymous || options.instance_metadata {
+        true => Ok(()),
+        false => Err(RemoteError::NoCredentials { store: "Azure" }),
+    }
+}

@@ -1,0 +1,290 @@
+"""Credentials as users of AWS have them, each by a profile or a variable: what they lead to, and that they are renewed."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cloud as clouds
+from cloud import IDENTITY_TOKEN, SSO_TOKEN, USER_KEY, USER_SECRET, Cloud, to_text
+from program import FAILED, find_binary
+from stores import SECRET
+
+ROLE = "arn:aws:iam::123:role/reader"
+
+
+@pytest.fixture(scope="module")
+def clouded(server):
+    cloud = Cloud(server)
+    yield cloud
+    cloud.end()
+
+
+@pytest.fixture
+def cloud(clouded, server, tmp_path, monkeypatch):
+    """The cloud, and an environment in which no credentials are but those of `configure`."""
+    clouded.reset()
+    server.fault()
+    for name, value in clouded.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
+    yield clouded
+
+
+@pytest.fixture
+def configure(tmp_path, monkeypatch):
+    """Writes the files of `~/.aws`, and selects the profile `me`."""
+
+    def configure(config="", secrets=""):
+        for name, variable, text in (
+            ("config", "AWS_CONFIG_FILE", config), ("credentials", "AWS_SHARED_CREDENTIALS_FILE", secrets),
+        ):
+            # As programs do: readers see the old file or the new one.
+            (tmp_path / f"{name}.new").write_text(text)
+            os.replace(tmp_path / f"{name}.new", tmp_path / name)
+            monkeypatch.setenv(variable, str(tmp_path / name))
+        monkeypatch.setenv("AWS_PROFILE", "me")
+
+    return configure
+
+
+def keys(profile, key, secret, token=None):
+    text = f"[{profile}]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
+    return text + (f"aws_session_token = {token}\n" if token else "")
+
+
+def log_in(home, cache_name, expires):
+    folder = home / ".aws/sso/cache"
+    folder.mkdir(parents=True, exist_ok=True)
+    token = {"accessToken": SSO_TOKEN, "expiresAt": to_text(expires), "region": "us-east-1"}
+    (folder / f"{hashlib.sha1(cache_name.encode()).hexdigest()}.json").write_text(json.dumps(token))
+
+
+def check(ckptfs, models):
+    folder, url, _ = models
+    found = ckptfs("inspect", "--json", f"{url}/sharded")
+    assert found.code == 0, found.stderr
+    layout = lambda about: about["virtual_file"]["layout"]
+    assert layout(found.json()) == layout(ckptfs.inspect(folder / "sharded"))
+
+
+def check_refused(ckptfs, models, *words):
+    refused = ckptfs("inspect", f"{models[1]}/sharded")
+    assert refused.code == FAILED, refused
+    assert all(word in refused.stderr for word in (models[1], "what to do: ", *words)), refused.stderr
+    assert SECRET not in refused.stderr
+
+
+def test_a_profile_with_keys(ckptfs, cloud, models, configure):
+    configure("[profile me]\n", keys("me", *cloud.issue("user")[:3]))
+    check(ckptfs, models)
+
+
+@pytest.mark.parametrize("kind", ["session", "address"])
+def test_a_login_with_sso(ckptfs, cloud, models, configure, tmp_path, kind):
+    account = "sso_account_id = 123\nsso_role_name = Reader\n"
+    start = "sso_start_url = https://example.awsapps.com/start\nsso_region = us-east-1\n"
+    if kind == "session":
+        configure(f"[profile me]\nsso_session = work\n{account}[sso-session work]\n{start}")
+    else:
+        configure(f"[profile me]\n{account}{start}")
+    name = "work" if kind == "session" else "https://example.awsapps.com/start"
+    check_refused(ckptfs, models, "no login with SSO", "what to do: aws sso login --profile me\n")
+    log_in(tmp_path, name, time.time() - 5)
+    check_refused(ckptfs, models, "has expired", "what to do: aws sso login --profile me\n")
+    log_in(tmp_path, name, time.time() + 600)
+    check(ckptfs, models)
+    assert cloud.issued == {"sso": 1}
+
+
+def test_a_web_identity(ckptfs, cloud, models, configure, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text(IDENTITY_TOKEN)
+    configure(f"[profile me]\nrole_arn = {ROLE}\nweb_identity_token_file = {token}\n")
+    check(ckptfs, models)
+    monkeypatch.delenv("AWS_PROFILE")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+    monkeypatch.setenv("AWS_ROLE_ARN", ROLE)
+    check(ckptfs, models)
+    token.write_text("another")
+    check_refused(ckptfs, models, f"STS refuses the role {ROLE}: AccessDenied: not for you")
+    token.unlink()
+    check_refused(ckptfs, models, "cannot read the identity's token")
+
+
+def test_roles_that_are_taken_one_with_another(ckptfs, cloud, models, configure, monkeypatch):
+    role = f"[profile first]\nrole_arn = {ROLE}\nsource_profile = user\n[profile me]\nrole_arn = {ROLE}-2\nsource_profile = first\n"
+    configure(role, keys("user", USER_KEY, USER_SECRET))
+    check(ckptfs, models)
+    assert cloud.issued == {"AssumeRole": 2}
+    # The signature of the request counts.
+    configure(role, keys("user", USER_KEY, "another"))
+    check_refused(ckptfs, models, f"STS refuses the role {ROLE}: AccessDenied", "aws sts get-caller-identity")
+    # At an address of its own.
+    configure(role, keys("user", USER_KEY, USER_SECRET))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", cloud.address)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", cloud.address)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    check(ckptfs, models)
+
+
+def test_a_role_that_needs_a_second_factor_is_left_to_the_program_of_aws(ckptfs, cloud, models, configure):
+    configure(f"[profile me]\nrole_arn = {ROLE}\nsource_profile = user\nmfa_serial = arn:mfa\n", keys("user", USER_KEY, USER_SECRET))
+    check_refused(ckptfs, models, 'eval "$(aws configure export-credentials --profile me --format env)"')
+
+
+def test_a_command_that_prints_credentials(ckptfs, cloud, models, configure, tmp_path):
+    key, secret, token, expires = cloud.issue("user")
+    printed = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": secret, "SessionToken": token, "Expiration": to_text(expires)}
+    helper = tmp_path / "a helper.py"
+    helper.write_text(f"import sys\nprint({json.dumps(printed)!r} if sys.argv[1:] == ['for me'] else '')\n")
+    configure(f"[profile me]\ncredential_process = {sys.executable} '{helper}' 'for me'\n")
+    check(ckptfs, models)
+    helper.write_text(f"import sys\nprint({SECRET!r})\nsys.exit({SECRET!r})\n")
+    check_refused(ckptfs, models, "the credential_process of the profile me failed")
+
+
+@pytest.mark.parametrize("variable", ["HOME", "CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS"])
+def test_the_application_default_credentials_of_google(ckptfs, cloud, tmp_path, monkeypatch, variable):
+    key = subprocess.run(["openssl", "genrsa", "-traditional", "2048"], capture_output=True, text=True, check=True).stdout
+    monkeypatch.setenv("GOOGLE_BASE_URL", cloud.address)
+    refused = ckptfs("inspect", "gs://bucket/model.safetensors")
+    assert refused.code == FAILED and "gcloud auth application-default login" in refused.stderr
+    folder = tmp_path / (".config/gcloud" if variable == "HOME" else "elsewhere")
+    folder.mkdir(parents=True)
+    file = folder / "application_default_credentials.json"
+    account = {"type": "service_account", "private_key": key, "private_key_id": "id", "client_email": "me@example.com"}
+    file.write_text(json.dumps(account))
+    monkeypatch.setenv(variable, str({"HOME": tmp_path, "CLOUDSDK_CONFIG": folder}.get(variable, file)))
+    assert "PRIVATE" not in ckptfs("inspect", "gs://bucket/model.safetensors").stderr
+    # A token that the key has signed.
+    assert cloud.bearers and all(bearer.count(".") == 2 for bearer in cloud.bearers)
+
+
+def test_an_expired_token_in_the_environment_is_an_error(ckptfs, cloud, models, monkeypatch):
+    key, secret, token, _ = cloud.issue("user", lifetime=-1)
+    for name, value in (("ACCESS_KEY_ID", key), ("SECRET_ACCESS_KEY", secret), ("SESSION_TOKEN", token)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    check_refused(ckptfs, models, "have expired", "log in again")
+
+
+def read_through(mount, name):
+    return (mount / name / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def short_mount(mounts, cloud, models, configure, tmp_path, monkeypatch):
+    """A mount with credentials of a role."""
+    configure(f"[profile me]\nrole_arn = {ROLE}\nsource_profile = user\n", keys("user", USER_KEY, USER_SECRET))
+    monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
+    return lambda: mounts(models[1])
+
+
+def test_a_mount_renews_credentials_before_they_expire(short_mount, cloud, models):
+    cloud.lifetime = 3
+    mount = short_mount()
+    for _ in range(4):
+        for name in ("sharded", "pickled"):
+            assert len(read_through(mount, name)) > 1000
+            drop_page_cache(mount / name / "model.safetensors")
+        time.sleep(1)
+    assert cloud.issued["AssumeRole"] > 2 and cloud.refused == 0
+
+
+def test_a_mount_renews_credentials_that_the_store_calls_expired(short_mount, cloud, models, ckptfs, tmp_path):
+    mount = short_mount()
+    before = cloud.issued["AssumeRole"]
+    # They were said to hold for an hour.
+    cloud.expire()
+    whole = read_through(mount, "sharded")
+    assert whole == ckptfs.export(models[0] / "sharded", tmp_path / "out.safetensors").read_bytes()
+    assert cloud.issued["AssumeRole"] == before + 1 and cloud.refused > 0
+
+
+def test_credentials_that_stay_expired_are_an_error_soon(ckptfs, cloud, models, configure):
+    configure(f"[profile me]\nrole_arn = {ROLE}\nsource_profile = user\n", keys("user", USER_KEY, USER_SECRET))
+    # A clock that is far behind.
+    issue = cloud.issue
+    cloud.issue = lambda service: (*issue(service, lifetime=-1)[:3], time.time() + 3600)
+    started = time.monotonic()
+    try:
+        check_refused(ckptfs, models, "have expired")
+    finally:
+        del cloud.issue
+    assert time.monotonic() - started < 10 and cloud.issued["AssumeRole"] <= 3
+
+
+def test_a_mount_reads_keys_anew_when_their_file_changes(mounts, cloud, models, configure):
+    configure("[profile me]\n", keys("me", *cloud.issue("user")[:3]))
+    mount = mounts(models[1])
+    assert read_through(mount, "sharded")
+    cloud.expire()
+    configure("[profile me]\n", keys("me", *cloud.issue("user")[:3]))
+    time.sleep(1.1)
+    assert read_through(mount, "pickled")
+
+
+KINDS = {
+    "role": f"role_arn = {ROLE}\nsource_profile = user\n",
+    "identity": f"role_arn = {ROLE}\nweb_identity_token_file = TOKEN\n",
+    "sso": "sso_start_url = x\nsso_region = us-east-1\nsso_account_id = 123\nsso_role_name = Reader\n",
+    "process": "credential_process = cat PRINTED\n",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_secret_of_a_profile_is_shown_nowhere(mounts, cloud, models, configure, tmp_path, monkeypatch, kind):
+    key, secret, token, _ = cloud.issue("user")
+    (tmp_path / "token").write_text(IDENTITY_TOKEN)
+    printed = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": secret, "SessionToken": token}
+    (tmp_path / "printed").write_text(json.dumps(printed))
+    log_in(tmp_path, "x", time.time() + 600)
+    profile = KINDS[kind].replace("TOKEN", str(tmp_path / "token")).replace("PRINTED", str(tmp_path / "printed"))
+    configure(f"[profile me]\n{profile}", keys("user", USER_KEY, USER_SECRET))
+    monkeypatch.setenv("RUST_LOG", "trace")
+    mount = mounts(models[1], "-vvv")
+    assert read_through(mount, "sharded")
+    # Every way of renewal fails from now on.
+    cloud.expire()
+    cloud.issue = lambda service: ("key", secret, token, time.time() + 60)
+    (tmp_path / "printed").write_text(f"{SECRET} is not printed")
+    try:
+        with pytest.raises(OSError):
+            read_through(mount, "pickled")
+    finally:
+        del cloud.issue
+    texts = [mount.logged(), json.dumps(mount.stats()), open("/proc/mounts").read(), open(f"/proc/{mount.pid}/cmdline").read()]
+    for command in (["status"], ["status", "--json"]):
+        done = subprocess.run([find_binary(), *command], capture_output=True, text=True, timeout=60)
+        texts += [done.stdout, done.stderr]
+    assert "TRACE" in texts[0] and "credentials" in texts[0]
+    assert not any(word in text for text in texts for word in (SECRET, "AWS4-HMAC"))
+
+
+def drop_page_cache(path):
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_the_server_of_these_tests_knows_a_signature(clouded):
+    class Request:
+        command, path = "GET", "/test.txt"
+        # The example of AWS's documents.
+        headers = {
+            "Authorization": "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
+            "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
+            "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+            "host": "examplebucket.s3.amazonaws.com", "range": "bytes=0-9", "x-amz-date": "20130524T000000Z",
+            "x-amz-content-sha256": hashlib.sha256(b"").hexdigest(),
+        }  # fmt: skip
+
+    secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    assert clouds.is_signed_with(Request, b"", secret)
+    assert not clouds.is_signed_with(Request, b"", "another")
