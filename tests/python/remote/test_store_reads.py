@@ -178,10 +178,10 @@ def test_a_file_of_an_own_mount_is_loaded_from_the_store_itself(mounts, store, m
     folder, url, _ = models
     path = mounts(url) / model / "model.safetensors"
     expected = load_file(folder / model, backend="pread")
-    check_same(load_file(path), expected)
+    check_same(load_file(path, backend="pread"), expected)
     report = package.last_report()
     assert not report.fallbacks and report.remote + report.gathered > 0
     # Another store of that name has other files. The mount is right.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{store.server_port}")
-    check_same(load_file(path), expected)
+    check_same(load_file(path, backend="pread"), expected)
     assert any("not what the mount shows" in reason for reason in package.last_report().fallbacks)
