@@ -1,9 +1,12 @@
 //! A proxy before a store's server, for tests and benchmarks: it delays, limits, breaks and changes answers, and counts.
 //!
 //!     store-proxy http://127.0.0.1:5555        prints the port that it listens on, on 127.0.0.1
+//!     store-proxy --folder DIR                 the same before no server: the folders in DIR are its buckets
 //!
 //! `PUT /__faults` with JSON sets the [`Faults`], `GET /__stats` has the [`Stats`], `PUT /__stats` clears them. All other
 //! requests are passed on with their `Host`, so that signatures hold.
+
+mod folder;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -24,6 +27,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::time::Sleep;
+
+use folder::Folder;
 
 /// What is done to requests whose path contains `path`. A count of 0 is never; `n` is each nth of them.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -71,9 +76,13 @@ struct Stats {
     methods: std::collections::BTreeMap<String, u64>,
 }
 
+enum Backend {
+    Server { address: String, client: Client<HttpConnector, Full<Bytes>> },
+    Folder(Folder),
+}
+
 struct Proxy {
-    target: String,
-    client: Client<HttpConnector, Full<Bytes>>,
+    backend: Backend,
     faults: Mutex<Faults>,
     stats: Mutex<Stats>,
     in_flight: AtomicU64,
@@ -84,10 +93,17 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let target = std::env::args().nth(1).ok_or("usage: store-proxy http://HOST:PORT")?;
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let backend = match &*words {
+        [flag, path] if flag == "--folder" => Backend::Folder(Folder { path: path.into() }),
+        [address] => Backend::Server {
+            address: address.trim_end_matches('/').to_owned(),
+            client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(256).build_http(),
+        },
+        _ => return Err("usage: store-proxy http://HOST:PORT, or --folder DIR".into()),
+    };
     let proxy = Arc::new(Proxy {
-        target: target.trim_end_matches('/').to_owned(),
-        client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(256).build_http(),
+        backend,
         faults: Mutex::default(),
         stats: Mutex::default(),
         in_flight: AtomicU64::new(0),
@@ -205,11 +221,8 @@ impl Proxy {
             let range = format!("bytes={}-{}", shifted(start)?, shifted(end)?);
             parts.headers.insert(RANGE, range.parse()?);
         }
-        let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-        parts.uri = format!("{}{path}", self.target).parse()?;
         let body = body.collect().await?.to_bytes();
-        let answer = self.client.request(Request::from_parts(parts, Full::new(body))).await?;
-        let (mut head, body) = answer.into_parts();
+        let (mut head, body) = self.backend.request(parts, body).await?;
         if has_other_etag && head.headers.contains_key(ETAG) {
             count_fault();
             head.headers.insert(ETAG, "\"another\"".parse()?);
@@ -217,10 +230,7 @@ impl Proxy {
         for name in &faults.remove {
             head.headers.remove(name);
         }
-        let mut faulty = FaultyBody {
-            body: Some(BodyKind::Stream(body)),
-            ..FaultyBody::new(self, &faults, guard)
-        };
+        let mut faulty = FaultyBody { body: Some(body), ..FaultyBody::new(self, &faults, guard) };
         let is_part = head.headers.contains_key(CONTENT_RANGE);
         if is_part && is_due(faults.cut_every) {
             count_fault();
@@ -243,6 +253,28 @@ impl Proxy {
             faulty.end_after = Some(length.saturating_sub(faults.shorten_by));
         }
         Ok(Response::from_parts(head, faulty))
+    }
+}
+
+impl Backend {
+    async fn request(
+        &self,
+        mut parts: hyper::http::request::Parts,
+        body: Bytes,
+    ) -> Result<(hyper::http::response::Parts, BodyKind), Error> {
+        match self {
+            Backend::Server { address, client } => {
+                let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+                parts.uri = format!("{address}{path}").parse()?;
+                let answer = client.request(Request::from_parts(parts, Full::new(body))).await?;
+                let (head, body) = answer.into_parts();
+                Ok((head, BodyKind::Stream(body)))
+            }
+            Backend::Folder(folder) => {
+                let (head, body) = folder.answer(&parts).into_parts();
+                Ok((head, BodyKind::Whole(Some(body))))
+            }
+        }
     }
 }
 
@@ -385,11 +417,13 @@ impl Body for FaultyBody {
 
     fn size_hint(&self) -> hyper::body::SizeHint {
         match &self.body {
-            Some(BodyKind::Whole(Some(bytes))) => {
+            Some(BodyKind::Whole(Some(bytes))) if self.end_after.is_none() => {
                 hyper::body::SizeHint::with_exact(bytes.len() as u64)
             }
             Some(BodyKind::Stream(body)) if self.end_after.is_none() => body.size_hint(),
-            Some(BodyKind::Stream(_)) => hyper::body::SizeHint::default(),
+            Some(BodyKind::Stream(_)) | Some(BodyKind::Whole(Some(_))) => {
+                hyper::body::SizeHint::default()
+            }
             _ => hyper::body::SizeHint::with_exact(0),
         }
     }
