@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority};
-use super::block::pool::{Block, BufferSize, with_scratch};
+use super::block::pool::{Block, Buffer, BufferSize, with_scratch};
 use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::block::table::{BlockHit, BlockTable, JoinResult};
 use super::counters::AtomicCounters;
@@ -36,6 +36,9 @@ pub struct CachedFile {
 
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
 const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
+
+/// A part that one request fills takes at most so small a share of the memory limit, since many are in flight.
+const PART_MEMORY_DIVISOR: u64 = 64;
 
 impl CachedFile {
     pub(super) fn new(
@@ -136,7 +139,8 @@ impl CachedFile {
         hits: Vec<BlockHit>,
         reply: PendingReply,
     ) {
-        let remote = hits.iter().map(|hit| hit.id.source).find(|&of| !self.sources.is_local(of));
+        let remote =
+            hits.iter().map(|hit| hit.id.source).find(|&of| !self.sources.is_check_immediate(of));
         let Some(remote) = remote else { return self.copy_blocks(range, &plan, &hits, reply) };
         let (file, range) = (Arc::clone(self), range.clone());
         let job = Box::new(move || file.copy_blocks(&range, &plan, &hits, reply));
@@ -209,7 +213,7 @@ impl CachedFile {
             self.fill(id, priority);
         }
         for (id, block, waiter) in joined.ready {
-            if self.sources.is_local(id.source) {
+            if self.sources.is_check_immediate(id.source) {
                 self.answer_waiter(id, &block, waiter);
             } else {
                 let file = Arc::clone(self);
@@ -314,14 +318,39 @@ impl CachedFile {
         priority: FillPriority,
     ) {
         let ranges = plan_prefetch(self.virtual_file(), range, request, self.strided_size);
-        for id in self.blocks.reserve(self.file_id, &ranges) {
-            self.fill(id, priority);
+        let ids = self.blocks.reserve(self.file_id, &ranges);
+        let mut rest = &ids[..];
+        while let Some(first) = rest.first() {
+            let (part, after) = rest.split_at(self.part_len(rest));
+            let (source, fills) =
+                (first.source, part.iter().map(|&id| self.new_fill(id, priority)));
+            let fills: Vec<FillJob> = fills.collect();
+            self.sources.submit(source, priority, Box::new(move || FillJob::run_all(fills)));
+            rest = after;
         }
     }
 
+    /// How many of the first of these blocks one request fills: a part of a source that is read by parts.
+    fn part_len(&self, ids: &[BlockId]) -> usize {
+        let Some(&first) = ids.first() else { return 0 };
+        let BlockSource::File(_) = first.source else { return 1 };
+        let Some(part_bytes) = self.sources.part_bytes(first.source) else { return 1 };
+        // Parts in flight take a bounded share of the memory.
+        let max_bytes = part_bytes.min(self.blocks.memory_limit() / PART_MEMORY_DIVISOR);
+        let follows = |two: &&[BlockId]| {
+            (two[0].source, two[0].end) == (two[1].source, two[1].start)
+                && two[1].end - first.start <= max_bytes
+        };
+        1 + ids.windows(2).take_while(follows).count()
+    }
+
     fn fill(self: &Arc<Self>, id: BlockId, priority: FillPriority) {
-        let fill = FillJob { file: Arc::clone(self), id, priority, state: FillState::Queued };
+        let fill = self.new_fill(id, priority);
         self.sources.submit(id.source, priority, Box::new(move || fill.run()));
+    }
+
+    fn new_fill(self: &Arc<Self>, id: BlockId, priority: FillPriority) -> FillJob {
+        FillJob { file: Arc::clone(self), id, priority, state: FillState::Queued }
     }
 }
 
@@ -350,33 +379,86 @@ enum FillState {
 
 impl FillJob {
     fn run(mut self) {
+        let Some(mut buffer) = self.claim() else { return };
+        let (file, id) = (Arc::clone(&self.file), self.id);
+        let sources = &file.sources;
+        let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer)));
+        match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
+            Ok(bytes) => self.complete_with(buffer, bytes),
+            Err(error) => {
+                drop(buffer);
+                self.complete(None, Err(&sources.record_failure(error)));
+            }
+        }
+    }
+
+    /// Fills blocks that follow one another, by one request for those that no other job has filled since.
+    fn run_all(fills: Vec<FillJob>) {
+        if fills.len() == 1 {
+            return fills.into_iter().for_each(FillJob::run);
+        }
+        let mut claimed: Vec<(FillJob, Buffer)> = Vec::new();
+        for mut fill in fills {
+            if claimed.last().is_some_and(|(last, _)| last.id.end != fill.id.start) {
+                FillJob::run_claimed(std::mem::take(&mut claimed));
+            }
+            if let Some(buffer) = fill.claim() {
+                claimed.push((fill, buffer));
+            }
+        }
+        FillJob::run_claimed(claimed);
+    }
+
+    fn run_claimed(claimed: Vec<(FillJob, Buffer)>) {
+        let Some((first, _)) = claimed.first() else { return };
+        let (file, source) = (Arc::clone(&first.file), first.id.source);
+        let sources = &file.sources;
+        let (mut fills, mut blocks): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
+        for (fill, buffer) in claimed {
+            blocks.push((fill.id, buffer));
+            fills.push(fill);
+        }
+        let read = catch_unwind(AssertUnwindSafe(|| sources.read_adjacent(&mut blocks)));
+        match read.unwrap_or_else(|_| Err(sources.panic_error(source))) {
+            Ok(()) => {
+                for (mut fill, (id, buffer)) in fills.into_iter().zip(blocks) {
+                    fill.complete_with(buffer, 0..(id.end - id.start) as usize);
+                }
+            }
+            Err(error) => {
+                drop(blocks);
+                let error = sources.record_failure(error);
+                fills.into_iter().for_each(|mut fill| fill.complete(None, Err(&error)));
+            }
+        }
+    }
+
+    /// Makes this the job that fills the block, and takes a buffer for it; `None` if there is nothing more to do.
+    fn claim(&mut self) -> Option<Buffer> {
         let (file, id) = (Arc::clone(&self.file), self.id);
         let CachedFile { blocks, sources, .. } = &*file;
         // Reads of what the page cache has are answered from there.
         if self.priority.is_prefetch() && !blocks.is_requested(id) && sources.is_in_page_cache(id) {
-            return;
+            return None;
         }
         if !blocks.claim(id) {
             self.state = FillState::Done;
-            return;
+            return None;
         }
         self.state = FillState::Claimed;
         let size = buffer_size(file.virtual_file(), id.source, file.strided_size);
-        let Some(mut buffer) = blocks.take_buffer(size) else { return self.run_without_buffer() };
-        let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer)));
-        match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
-            Ok(bytes) => {
-                let block = Arc::new(Block::new(buffer, bytes));
-                self.complete(Some(&block), Ok(block.bytes()));
-                drop(block);
-                blocks.shrink_to_limit();
-            }
-            Err(error) => {
-                let error = sources.record_failure(error);
-                drop(buffer);
-                self.complete(None, Err(&error));
-            }
+        let buffer = blocks.take_buffer(size);
+        if buffer.is_none() {
+            self.run_without_buffer();
         }
+        buffer
+    }
+
+    fn complete_with(&mut self, buffer: Buffer, bytes: Range<usize>) {
+        let block = Arc::new(Block::new(buffer, bytes));
+        self.complete(Some(&block), Ok(block.bytes()));
+        drop(block);
+        self.file.blocks.shrink_to_limit();
     }
 
     fn complete(&mut self, block: Option<&Arc<Block>>, bytes: Result<&[u8], &CacheError>) {

@@ -34,7 +34,7 @@ pub use file::CachedFile;
 use block::table::BlockTable;
 use counters::AtomicCounters;
 use io::executor::ExecutorSet;
-use io::source::FileSources;
+use io::source::{FileSources, PreferredReadahead};
 use prefetch::Prefetcher;
 use prefetch::trace_store::TraceStore;
 
@@ -44,28 +44,32 @@ pub struct CacheLimits {
     /// Bytes of all buffers, those that replies are put together in among them. Beside it each thread has scratch
     /// memory.
     pub memory_bytes: u64,
-    /// Bytes read ahead of one stream.
-    pub readahead_bytes: u64,
+    /// Bytes read ahead of one stream; `None` for what suits the source.
+    pub readahead_bytes: Option<u64>,
 }
 
 impl Default for CacheLimits {
     fn default() -> Self {
-        CacheLimits { memory_bytes: DEFAULT_MEMORY_BYTES, readahead_bytes: DEFAULT_READAHEAD_BYTES }
+        CacheLimits { memory_bytes: DEFAULT_MEMORY_BYTES, readahead_bytes: None }
     }
 }
 
 /// Loading 201 tensors, each touched first, held 350 MiB when no block had to be evicted.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 
-/// The default of the maximum readahead per stream. A disk of some GB/s reads so much in about ten milliseconds, longer
+/// The default of the maximum readahead per stream, of files that lie in no store. A disk of some GB/s reads so much in about ten milliseconds, longer
 /// than a reader waits for anything else. With this and blocks of 1 MiB loaders beat ext4.
 pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
+
+/// The first window of a stream is a block: most streams end soon.
+const DEFAULT_READAHEAD: PreferredReadahead =
+    PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES };
 
 /// The cache of all open virtual files of a program.
 pub struct Cache {
     blocks: Arc<BlockTable>,
     counters: Arc<AtomicCounters>,
-    readahead_bytes: u64,
+    readahead_bytes: Option<u64>,
     traces: Option<Arc<TraceStore>>,
     executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
@@ -92,11 +96,14 @@ impl Cache {
     /// Serves reads of an open virtual file, until the last clone of the result is dropped.
     pub fn open(&self, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
         let file_id = self.file_count.fetch_add(1, Ordering::Relaxed);
-        let traces = self.traces.as_ref();
-        let prefetcher = Prefetcher::new(reader.virtual_file(), traces, self.readahead_bytes);
+        let file = Arc::clone(reader.virtual_file());
         let (executors, counters) = (Arc::clone(&self.executors), Arc::clone(&self.counters));
         let log_throttle = Arc::clone(&self.log_throttle);
         let sources = FileSources::new(reader, executors, Arc::clone(&counters), log_throttle);
+        let preferred = sources.preferred_readahead().unwrap_or(DEFAULT_READAHEAD);
+        let readahead =
+            PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
+        let prefetcher = Prefetcher::new(&file, self.traces.as_ref(), readahead);
         let blocks = Arc::clone(&self.blocks);
         Arc::new(CachedFile::new(file_id, blocks, sources, prefetcher, counters))
     }

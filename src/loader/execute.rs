@@ -149,14 +149,10 @@ pub struct Concurrency {
     pub leave_cache: bool,
 }
 
-/// Threads that wait for a store: at 50 MB/s a connection, as many as a fast network needs.
-const REMOTE_THREADS: usize = 32;
-
 impl Concurrency {
-    /// The same for files in stores, unless the user gave a number of threads.
-    pub fn for_stores(self) -> Concurrency {
-        let threads =
-            if self.is_default { REMOTE_THREADS.min(self.max_threads) } else { self.threads };
+    /// The same with a thread for each request of which a source takes so many at once, unless the user gave a number.
+    pub fn for_requests(self, max_count: usize) -> Concurrency {
+        let threads = if self.is_default { max_count.min(self.max_threads) } else { self.threads };
         Concurrency { threads, ..self }
     }
 

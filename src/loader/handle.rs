@@ -81,8 +81,11 @@ impl OpenCheckpoint {
         let origins = reader.virtual_file().origins().len();
         let files = (0..origins as u32).map(|n| reader.origins().file(OriginId(n)));
         let files: Box<[_]> = files.map(|file| file.map(FileReader::new)).collect();
-        let is_remote = files.iter().flatten().any(FileReader::is_remote);
-        let concurrency = if is_remote { concurrency.for_stores() } else { concurrency };
+        let preferred = files.iter().flatten().find_map(|file| file.preferred_requests());
+        let concurrency = match preferred {
+            Some(preferred) => concurrency.for_requests(preferred.max_count),
+            None => concurrency,
+        };
         OpenCheckpoint {
             path: path.to_path_buf(),
             format,

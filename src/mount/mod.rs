@@ -25,7 +25,7 @@ pub use options::{
 };
 pub use stats::{MountStats, StatsReporter};
 
-use crate::cache::{Cache, CacheLimits, DEFAULT_READAHEAD_BYTES};
+use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
 use crate::source::shown_path;
 use crate::threads::spawn;
@@ -74,8 +74,8 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     let survey = start_survey(&view);
     // A trace that is written through the mount itself would wait for the mount.
     let trace_dir = trace_dir.clone().filter(|directory| !paths.hides(directory));
-    let readahead_bytes = readahead.unwrap_or(DEFAULT_READAHEAD_BYTES);
-    let cache = Cache::new(CacheLimits { memory_bytes: budget, readahead_bytes }, trace_dir);
+    let cache =
+        Cache::new(CacheLimits { memory_bytes: budget, readahead_bytes: *readahead }, trace_dir);
     let pool = BlockingPool::new()
         .map_err(|e| MountError::io(&paths.source, "start a thread for it", e))?;
     let handles = Arc::new(HandleTable::new(

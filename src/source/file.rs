@@ -18,7 +18,7 @@ use super::local::{LocalFile, read_available};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
 use super::root::{Root, is_directory, split_parent};
-use super::store::{FileHandle, LinkPolicy};
+use super::store::{FileHandle, LinkPolicy, PreferredRequests};
 use super::url::is_source_url;
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
@@ -178,6 +178,16 @@ impl OpenFile {
             return Err(SourceError::Truncated { path: self.file.path(), offset });
         }
         Ok(())
+    }
+
+    /// Whether [`OpenFile::check_unchanged`] never waits for another program or machine, beside what its filesystem does.
+    pub(super) fn is_state_known(&self) -> bool {
+        self.handle.is_state_known()
+    }
+
+    /// The requests that it is to be read by, if each takes long whatever its size.
+    pub fn preferred_requests(&self) -> Option<PreferredRequests> {
+        self.handle.preferred_requests()
     }
 
     /// Keeps a range in the cache on disk, if the file lies in a store.

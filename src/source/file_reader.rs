@@ -16,6 +16,7 @@ use super::file::{OpenFile, SourceFile};
 use super::metadata::FilesystemKind;
 use super::page_cache::{PageCacheGuard, Residency, WholeFileGuard};
 use super::read_at::ReadAt;
+use super::store::PreferredRequests;
 
 /// Offsets, lengths and buffers of direct reads must be multiples of this. All disks in use require this or less.
 pub const DIRECT_ALIGNMENT_BYTES: usize = 4096;
@@ -63,6 +64,16 @@ impl FileReader {
     /// Whether asking its filesystem never waits for another program or machine.
     pub fn is_local(&self) -> bool {
         self.is_local
+    }
+
+    /// The requests that the file is to be read by, if each takes long whatever its size.
+    pub fn preferred_requests(&self) -> Option<PreferredRequests> {
+        self.file.preferred_requests()
+    }
+
+    /// Whether checking that the file is unchanged never waits for another program or machine.
+    pub fn is_check_immediate(&self) -> bool {
+        self.is_local || self.file.is_state_known()
     }
 
     /// Fills `out`, aligned memory, from an aligned offset: directly if the filesystem can, else buffered. Near the

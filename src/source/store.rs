@@ -133,6 +133,15 @@ pub trait SourceDirectory: fmt::Debug + Send + Sync {
     }
 }
 
+/// The requests by which a source is read fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PreferredRequests {
+    /// Bytes of a long read that one request asks for.
+    pub bytes: u64,
+    /// The most requests that are of use at once.
+    pub max_count: usize,
+}
+
 /// A file held open: its bytes remain readable, or reading them fails, when another has its name.
 pub trait FileHandle: fmt::Debug + Send + Sync {
     /// The state of the file now.
@@ -144,6 +153,16 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
     /// Fills each target from its offset, all of a file of its size or larger. Targets are in order and lie close
     /// together: a store fetches what is between them too. Returns the bytes that its cache on disk had.
     fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError>;
+
+    /// Whether [`FileHandle::state`] never waits for another program or machine.
+    fn is_state_known(&self) -> bool {
+        false
+    }
+
+    /// The requests that the file is to be read by, if each takes long whatever its size.
+    fn preferred_requests(&self) -> Option<PreferredRequests> {
+        None
+    }
 
     /// Keeps a range in the cache on disk, where the kind of source has one.
     fn keep_on_disk(&self, _range: Range<u64>) -> Result<(), SourceError> {

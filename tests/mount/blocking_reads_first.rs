@@ -30,7 +30,8 @@ fn served(folder: &str) -> Arc<CachedFile> {
     let reader = Arc::new(
         VirtualFileReader::open(&Arc::new(VirtualFile::new(checkpoint).unwrap())).unwrap(),
     );
-    Cache::new(CacheLimits { memory_bytes: 256 << 20, readahead_bytes: 4 << 20 }, None).open(reader)
+    Cache::new(CacheLimits { memory_bytes: 256 << 20, readahead_bytes: Some(4 << 20) }, None)
+        .open(reader)
 }
 
 fn file() -> Vec<u8> {

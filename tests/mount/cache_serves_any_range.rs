@@ -35,7 +35,7 @@ fn evict(reader: &VirtualFileReader) {
 }
 
 fn cache(memory: u64) -> Arc<Cache> {
-    Cache::new(CacheLimits { memory_bytes: memory, readahead_bytes: 4 << 20 }, None)
+    Cache::new(CacheLimits { memory_bytes: memory, readahead_bytes: Some(4 << 20) }, None)
 }
 
 type Answered = Receiver<Result<Vec<u8>, String>>;

@@ -16,6 +16,12 @@ const LOCAL_THREAD_COUNT: usize = 4;
 /// Threads for a remote filesystem, where each waits long and works little.
 const REMOTE_THREAD_COUNT: usize = 16;
 
+/// Threads for a store, where one more request takes no longer: readers of single pages never wait for one another.
+const STORE_THREAD_COUNT: usize = 64;
+
+/// Threads of these that prefetch. Each fills a part: together as many as half the default of the memory limit holds.
+pub const STORE_PREFETCH_THREAD_COUNT: usize = 32;
+
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -28,6 +34,30 @@ const MAX_BLOCKING_STREAK: usize = 3;
 
 /// Work that may wait for the disk. A job that is dropped without being run must tell its waiters.
 pub type IoJob = Box<dyn FnOnce() + Send>;
+
+/// What a device's threads wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A disk of this machine.
+    Disk,
+    /// Another machine's filesystem.
+    Network,
+    /// A store, which takes so many requests for parts at once.
+    Store { max_requests: usize },
+}
+
+impl DeviceKind {
+    /// The threads, and those of them that prefetch.
+    fn thread_counts(self) -> (usize, usize) {
+        match self {
+            DeviceKind::Disk => (LOCAL_THREAD_COUNT, LOCAL_THREAD_COUNT),
+            DeviceKind::Network => (REMOTE_THREAD_COUNT, REMOTE_THREAD_COUNT),
+            DeviceKind::Store { max_requests } => {
+                (STORE_THREAD_COUNT, max_requests.min(STORE_PREFETCH_THREAD_COUNT))
+            }
+        }
+    }
+}
 
 /// The executors of all devices. They stop when the set is dropped.
 #[derive(Default)]
@@ -44,10 +74,10 @@ struct DeviceExecutors {
 
 impl ExecutorSet {
     /// The executor of a device.
-    pub fn for_device(&self, device: Option<u64>, is_local: bool) -> Arc<IoExecutor> {
+    pub fn for_device(&self, device: Option<u64>, kind: DeviceKind) -> Arc<IoExecutor> {
         let mut devices = lock(&self.devices);
         let is_stopped = devices.is_stopped;
-        let executor = devices.by_device.entry(device).or_insert_with(|| IoExecutor::new(is_local));
+        let executor = devices.by_device.entry(device).or_insert_with(|| IoExecutor::new(kind));
         let executor = Arc::clone(executor);
         drop(devices);
         if is_stopped {
@@ -81,6 +111,8 @@ pub struct IoExecutor {
 
 #[derive(Default)]
 struct JobQueue {
+    max_prefetch_threads: usize,
+    prefetch_threads: usize,
     blocking: VecDeque<IoJob>,
     deferred: VecDeque<IoJob>,
     prefetch: VecDeque<IoJob>,
@@ -92,9 +124,10 @@ struct JobQueue {
 }
 
 impl IoExecutor {
-    pub fn new(is_local: bool) -> Arc<IoExecutor> {
-        let max_threads = if is_local { LOCAL_THREAD_COUNT } else { REMOTE_THREAD_COUNT };
-        Arc::new(IoExecutor { queue: Mutex::default(), work: Condvar::new(), max_threads })
+    pub fn new(kind: DeviceKind) -> Arc<IoExecutor> {
+        let (max_threads, max_prefetch_threads) = kind.thread_counts();
+        let queue = Mutex::new(JobQueue { max_prefetch_threads, ..JobQueue::default() });
+        Arc::new(IoExecutor { queue, work: Condvar::new(), max_threads })
     }
 
     /// Runs a job as soon as a thread is free.
@@ -139,7 +172,7 @@ impl IoExecutor {
             drop(queue);
             return self.stop();
         }
-        let needs_thread = queue.idle_threads < queue.job_count();
+        let needs_thread = queue.idle_threads < queue.runnable_count();
         let start = needs_thread && queue.running_threads < self.max_threads;
         let wake = queue.idle_threads > 0;
         if start {
@@ -179,11 +212,12 @@ impl IoExecutor {
     fn run_jobs(&self) {
         let mut queue = self.lock();
         loop {
-            if let Some(job) = queue.pop() {
+            if let Some((job, is_prefetch)) = queue.pop() {
                 drop(queue);
                 // A job that panics has told its waiters as it was dropped.
                 drop(catch_unwind(AssertUnwindSafe(job)));
                 queue = self.lock();
+                queue.prefetch_threads -= usize::from(is_prefetch);
                 continue;
             }
             if queue.is_stopped {
@@ -194,7 +228,7 @@ impl IoExecutor {
                 self.work.wait_timeout(queue, IDLE_TIMEOUT).unwrap_or_else(PoisonError::into_inner);
             queue = woken;
             queue.idle_threads -= 1;
-            if waited.timed_out() && queue.job_count() == 0 {
+            if waited.timed_out() && queue.runnable_count() == 0 {
                 break;
             }
         }
@@ -207,20 +241,31 @@ impl IoExecutor {
 }
 
 impl JobQueue {
-    fn job_count(&self) -> usize {
-        self.blocking.len() + self.deferred.len() + self.prefetch.len()
+    /// Jobs that a thread could run now.
+    fn runnable_count(&self) -> usize {
+        let prefetch_room = self.max_prefetch_threads.saturating_sub(self.prefetch_threads);
+        self.blocking.len() + self.deferred.len() + self.prefetch.len().min(prefetch_room)
     }
 
-    fn pop(&mut self) -> Option<IoJob> {
+    /// The next job, and whether it is a prefetch.
+    fn pop(&mut self) -> Option<(IoJob, bool)> {
         self.blocking_streak = if self.deferred.is_empty() { 0 } else { self.blocking_streak + 1 };
         if self.blocking_streak <= MAX_BLOCKING_STREAK
             && let Some(job) = self.blocking.pop_front()
         {
-            return Some(job);
+            return Some((job, false));
         }
         self.blocking_streak = 0;
-        let queues = [&mut self.deferred, &mut self.blocking, &mut self.prefetch];
-        queues.into_iter().find_map(VecDeque::pop_front)
+        let queues = [&mut self.deferred, &mut self.blocking];
+        if let Some(job) = queues.into_iter().find_map(VecDeque::pop_front) {
+            return Some((job, false));
+        }
+        if self.prefetch_threads >= self.max_prefetch_threads {
+            return None;
+        }
+        let job = self.prefetch.pop_front()?;
+        self.prefetch_threads += 1;
+        Some((job, true))
     }
 
     fn take_all(&mut self) -> [VecDeque<IoJob>; 3] {
@@ -235,7 +280,7 @@ mod tests {
     use super::*;
 
     fn single_thread() -> Arc<IoExecutor> {
-        let executor = Arc::into_inner(IoExecutor::new(true)).unwrap();
+        let executor = Arc::into_inner(IoExecutor::new(DeviceKind::Disk)).unwrap();
         Arc::new(IoExecutor { max_threads: 1, ..executor })
     }
 
@@ -290,6 +335,26 @@ mod tests {
             "prefetch",
         ];
         assert_eq!(ran.iter().collect::<Vec<_>>(), order);
+    }
+
+    #[test]
+    fn a_reader_of_a_store_waits_for_no_prefetch() {
+        let executor = IoExecutor::new(DeviceKind::Store { max_requests: 2 });
+        let (release, held) = channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let (sender, ran) = channel();
+        for _ in 0..10 {
+            let (held, sender) = (Arc::clone(&held), sender.clone());
+            executor.submit_prefetch(Box::new(move || {
+                sender.send("prefetch").unwrap();
+                let _ = held.lock().unwrap().recv();
+            }));
+        }
+        assert_eq!([ran.recv(), ran.recv()], [Ok("prefetch"); 2]);
+        executor.submit_blocking(Box::new(move || sender.send("reader").unwrap()));
+        assert_eq!(ran.recv(), Ok("reader"));
+        drop(release);
+        assert_eq!(ran.iter().count(), 8);
     }
 
     #[test]

@@ -10,16 +10,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::block::id::{BlockId, BlockSource, FillPriority};
-use crate::cache::block::pool::with_scratch;
+use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
 use crate::checkpoint::{ByteRun, OriginId};
 use crate::log_throttle::LogThrottle;
-use crate::source::{ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, SourceError};
+use crate::source::{
+    ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, PreferredRequests, SourceError,
+};
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
-use super::executor::{ExecutorSet, IoExecutor, IoJob};
+use super::executor::{DeviceKind, ExecutorSet, IoExecutor, IoJob, STORE_PREFETCH_THREAD_COUNT};
 
 /// A read of more segments than this comes back to the same pages: they are evicted when the file is closed.
 const MAX_EVICTED_SEGMENTS: usize = 8;
@@ -35,6 +37,15 @@ pub struct FileSources {
     permanent_error: OnceLock<Arc<CacheError>>,
     /// Stops its threads when the last open file is dropped.
     _executors: Arc<ExecutorSet>,
+}
+
+/// How far to read ahead of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PreferredReadahead {
+    /// The first window.
+    pub first: u64,
+    /// The last one.
+    pub max: u64,
 }
 
 /// Reads one origin, a file or memory.
@@ -92,8 +103,21 @@ impl FileSources {
         }
     }
 
-    pub fn is_local(&self, source: BlockSource) -> bool {
-        self.source(source).is_local
+    /// Whether [`FileSources::check_unchanged`] never waits for another program or machine.
+    pub fn is_check_immediate(&self, source: BlockSource) -> bool {
+        self.source(source).file.as_ref().is_none_or(|(file, _)| file.is_check_immediate())
+    }
+
+    /// Bytes of a source that are prefetched by one request, if that is more than a block.
+    pub fn part_bytes(&self, source: BlockSource) -> Option<u64> {
+        Some(self.source(source).preferred_requests()?.bytes)
+    }
+
+    /// How far to read ahead where that depends on a source: as far as all requests at once reach.
+    pub fn preferred_readahead(&self) -> Option<PreferredReadahead> {
+        let preferred = self.sources.iter().find_map(OriginReader::preferred_requests)?;
+        let count = preferred.max_count.min(STORE_PREFETCH_THREAD_COUNT) as u64;
+        Some(PreferredReadahead { first: preferred.bytes, max: preferred.bytes * count })
     }
 
     /// Fails if a source is no longer the file that was parsed.
@@ -174,6 +198,29 @@ impl FileSources {
                 Ok(0..len)
             }
         }
+    }
+
+    /// Reads blocks that follow one another in a source file, with one request if it lies in a store. Each begins at the
+    /// start of its buffer.
+    pub fn read_adjacent(&self, blocks: &mut [(BlockId, Buffer)]) -> Result<(), CacheError> {
+        let Some(&(first, _)) = blocks.first() else { return Ok(()) };
+        let source = self.source(first.source);
+        let mut targets: Vec<_> = blocks
+            .iter_mut()
+            .map(|(id, buffer)| (id.start, &mut buffer[..(id.end - id.start) as usize]))
+            .collect();
+        let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
+        let is_read = match &source.file {
+            Some((file, _)) => file.read_remote(&mut targets)?,
+            None => false,
+        };
+        if !is_read {
+            for (start, target) in targets {
+                source.read_through(&self.reader, target, start)?;
+            }
+        }
+        self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
+        Ok(())
     }
 
     /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns where
@@ -359,8 +406,18 @@ impl OriginReader {
         });
         let is_local = file.as_ref().is_none_or(|(file, _)| file.is_local());
         let device = file.as_ref().map(|(file, _)| file.open_file().file().identity().dev);
-        let executor = executors.for_device(device, is_local);
+        let preferred = file.as_ref().and_then(|(file, _)| file.preferred_requests());
+        let kind = match preferred {
+            Some(preferred) => DeviceKind::Store { max_requests: preferred.max_count },
+            None if is_local => DeviceKind::Disk,
+            None => DeviceKind::Network,
+        };
+        let executor = executors.for_device(device, kind);
         OriginReader { id, is_local, executor, file }
+    }
+
+    fn preferred_requests(&self) -> Option<PreferredRequests> {
+        self.file.as_ref()?.0.preferred_requests()
     }
 
     /// Fills `out` through the page cache, and evicts what that brought in.

@@ -12,6 +12,7 @@ pub mod trace_store;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::cache::io::source::PreferredReadahead;
 use crate::threads::lock;
 use crate::virtual_file::VirtualFile;
 
@@ -38,15 +39,17 @@ impl Prefetcher {
     pub fn new(
         file: &Arc<VirtualFile>,
         traces: Option<&Arc<TraceStore>>,
-        max_readahead_bytes: u64,
+        readahead: PreferredReadahead,
     ) -> Prefetcher {
         // A file that is shown as it is has no layout to know it again by.
         let traces = traces.filter(|_| !file.is_plain());
         let trace = traces.and_then(|traces| {
             Some(traces.open(file.layout_hash(), AccessTrace::new(file.size())?))
         });
-        let (readahead, delivered, predictor) = Default::default();
+        let (delivered, predictor) = Default::default();
         let file = Arc::clone(file);
+        let max_readahead_bytes = readahead.max;
+        let readahead = Mutex::new(Readahead::new(readahead.first));
         Prefetcher { file, max_readahead_bytes, readahead, delivered, predictor, trace }
     }
 

@@ -18,13 +18,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// Streams told apart at once. A loader uses no more threads than this to read one file.
 const MAX_STREAMS: usize = 8;
-
-/// The first window of a stream.
-const FIRST_WINDOW_BYTES: u64 = 1 << 20;
 
 /// How far behind the end of its stream a read may begin. The kernel reads around a page fault, in requests that
 /// overtake one another.
@@ -89,6 +86,8 @@ pub struct ReadBounds {
 /// The streams of one virtual file.
 #[derive(Debug)]
 pub struct Readahead {
+    /// The first window of a stream.
+    first_window: u64,
     streams: Vec<ReadStream>,
     read_count: u64,
     /// A bit for each of the latest streams that are over: whether it only touched a page.
@@ -117,14 +116,13 @@ struct ReadStream {
     entered_tensor: Option<u64>,
 }
 
-impl Default for Readahead {
-    fn default() -> Self {
-        let touch_history = (1 << TOUCH_HISTORY_STREAMS) - 1;
-        Readahead { streams: Vec::new(), read_count: 0, touch_history }
-    }
-}
-
 impl Readahead {
+    /// The streams of a file before its first read.
+    pub fn new(first_window: u64) -> Readahead {
+        let touch_history = (1 << TOUCH_HISTORY_STREAMS) - 1;
+        Readahead { first_window, streams: Vec::new(), read_count: 0, touch_history }
+    }
+
     /// Tells what a read is among those before it, and changes nothing.
     pub fn classify(
         &self,
@@ -167,12 +165,16 @@ impl Readahead {
             stream.window > 0 && stream.last_read + STREAM_EXPIRY_READS > now
         };
         let share = max_total / (self.streams.iter().filter(is_alive).count().max(1) as u64);
+        let first_window = self.first_window;
         let stream = &mut self.streams[n];
         stream.last_read = now;
         let enters_tensor = stream.enter_tensor(bounds, is_touching);
         let prefetch = match is_random {
             true => None,
-            false => stream.advance(range, delivered, max_window.min(share), bounds.file_end),
+            false => {
+                let windows = first_window..=max_window.min(share);
+                stream.advance(range, delivered, windows, bounds.file_end)
+            }
         };
         StreamStep { prefetch, enters_tensor }
     }
@@ -254,12 +256,12 @@ impl Readahead {
 }
 
 impl ReadStream {
-    /// Moves on to a read, and returns what to fetch then: at most `max_window` bytes ahead.
+    /// Moves on to a read, and returns what to fetch then: at most a window ahead, the first of which is the smallest.
     fn advance(
         &mut self,
         range: &Range<u64>,
         delivered: &DeliveredRanges,
-        max_window: u64,
+        windows: RangeInclusive<u64>,
         file_end: u64,
     ) -> Option<Range<u64>> {
         if range.end <= self.end {
@@ -272,7 +274,7 @@ impl ReadStream {
         if self.prefetched_end > delivered.skip_undelivered(self.end, self.window / 2) {
             return None;
         }
-        self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(max_window);
+        self.window = (self.window * 2).max(*windows.start()).min(*windows.end());
         let end = delivered.skip_undelivered(self.end, self.window).min(self.bound).min(file_end);
         let prefetch = self.prefetched_end.max(self.end)..end;
         self.prefetched_end = self.prefetched_end.max(prefetch.end);

@@ -50,7 +50,7 @@ fn step(readahead: &mut Readahead, at: u64, end: u64) -> Option<Range<u64>> {
 
 #[test]
 fn a_sequential_reader_never_waits_after_its_first_steps() {
-    let (mut readahead, end) = (Readahead::default(), 512 * MIB);
+    let (mut readahead, end) = (Readahead::new(MIB), 512 * MIB);
     let (mut fetched, mut max_window) = (STEP_BYTES, 0);
     for at in (0..end).step_by(STEP_BYTES as usize) {
         assert!(at <= 2 * STEP_BYTES || at + STEP_BYTES <= fetched, "{at} was not fetched");
@@ -65,7 +65,7 @@ fn a_sequential_reader_never_waits_after_its_first_steps() {
 
 #[test]
 fn rereads_prefetch_nothing() {
-    let mut readahead = Readahead::default();
+    let mut readahead = Readahead::new(MIB);
     assert_eq!(step(&mut readahead, 5 * MIB, MAX_TOTAL_BYTES), None);
     assert!(step(&mut readahead, 5 * MIB + STEP_BYTES, MAX_TOTAL_BYTES).is_some());
     for n in (0..100).rev() {
@@ -75,7 +75,7 @@ fn rereads_prefetch_nothing() {
 
 #[test]
 fn random_reads_prefetch_nothing() {
-    let mut readahead = Readahead::default();
+    let mut readahead = Readahead::new(MIB);
     for n in 0..1000 {
         let at = n * 11 * MIB;
         let seen = read(&mut readahead, at..at + STEP_BYTES, bounds(MAX_TOTAL_BYTES * 64));
@@ -87,7 +87,7 @@ fn random_reads_prefetch_nothing() {
 fn small_scattered_reads_are_no_stream() {
     const PAGE_BYTES: u64 = 4096;
     for apart in [128 << 10, MIB, 4 * MIB] {
-        let mut readahead = Readahead::default();
+        let mut readahead = Readahead::new(MIB);
         for at in (0..1000).map(|n| n * apart) {
             let seen = read(&mut readahead, at..at + PAGE_BYTES, bounds(MAX_TOTAL_BYTES * 64));
             assert_eq!(seen, random());
@@ -95,7 +95,7 @@ fn small_scattered_reads_are_no_stream() {
     }
     // Page by page they are one, even with small gaps.
     for apart in [PAGE_BYTES, 8 * PAGE_BYTES] {
-        let mut readahead = Readahead::default();
+        let mut readahead = Readahead::new(MIB);
         let read = |at| fetched(read(&mut readahead, at..at + PAGE_BYTES, bounds(MAX_TOTAL_BYTES)));
         assert!((0..1000).map(|n| n * apart).filter_map(read).last().is_some());
     }
@@ -103,7 +103,7 @@ fn small_scattered_reads_are_no_stream() {
 
 #[test]
 fn interleaved_streams_are_told_apart_and_share_the_memory() {
-    let mut readahead = Readahead::default();
+    let mut readahead = Readahead::new(MIB);
     let mut fetched = [0; MAX_STREAMS];
     for n in 0..2000 {
         for (stream, fetched) in fetched.iter_mut().enumerate() {
@@ -129,7 +129,7 @@ fn interleaved_streams_are_told_apart_and_share_the_memory() {
 
 #[test]
 fn requests_that_overtake_one_another_are_one_stream() {
-    let mut readahead = Readahead::default();
+    let mut readahead = Readahead::new(MIB);
     let mut fetched = 0;
     for n in 0..800 {
         let at = (n ^ 3) * STEP_BYTES;
@@ -140,7 +140,7 @@ fn requests_that_overtake_one_another_are_one_stream() {
 
 /// Reads tensors of 20 MiB each from end to end, in this order. Returns how much was fetched.
 fn tensors(order: impl Iterator<Item = u64>) -> u64 {
-    let (mut readahead, mut bytes) = (Readahead::default(), 0);
+    let (mut readahead, mut bytes) = (Readahead::new(MIB), 0);
     for tensor in order {
         let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
         for at in (start..end).step_by(STEP_BYTES as usize) {
@@ -182,7 +182,7 @@ fn touches(readahead: &mut Readahead, count: u64, apart: u64) -> u64 {
 
 #[test]
 fn readers_that_only_touch_pages_prefetch_little() {
-    let (mut readahead, apart) = (Readahead::default(), 20 * MIB);
+    let (mut readahead, apart) = (Readahead::new(MIB), 20 * MIB);
     assert!(
         touches(&mut readahead, 16, apart)
             < 16 * (apart - FAULT_AROUND_BYTES + TENSOR_OVERRUN_BYTES)
@@ -199,7 +199,7 @@ fn readers_that_only_touch_pages_prefetch_little() {
 
 #[test]
 fn fault_around_is_told_from_sequential_reads() {
-    let (mut readahead, apart) = (Readahead::default(), 20 * MIB);
+    let (mut readahead, apart) = (Readahead::new(MIB), 20 * MIB);
     let mut is_around = |at: u64| {
         let tensor = at / apart * apart;
         let bounds = ReadBounds { tensor: Some(tensor..tensor + apart), file_end: MAX_TOTAL_BYTES };
@@ -216,7 +216,7 @@ fn fault_around_is_told_from_sequential_reads() {
     // A reader in the middle of a tensor may wait for any of it.
     assert!(!is_around(10 * apart + 5 * MIB) && is_around(11 * apart + 15 * MIB));
     // A reader that begins at the start of the file reads all of it.
-    let mut readahead = Readahead::default();
+    let mut readahead = Readahead::new(MIB);
     let mut seen = |at, bounds| read(&mut readahead, at..at + MIB, bounds);
     assert!(!seen(0, bounds(MAX_TOTAL_BYTES)).0.is_fault_around);
     let tensor = || ReadBounds { tensor: Some(MIB..64 * MIB), file_end: MAX_TOTAL_BYTES };
@@ -225,7 +225,7 @@ fn fault_around_is_told_from_sequential_reads() {
 
 #[test]
 fn touched_tensors_are_prefetched_from_one_to_the_next() {
-    let (mut readahead, mut delivered) = (Readahead::default(), DeliveredRanges::default());
+    let (mut readahead, mut delivered) = (Readahead::new(MIB), DeliveredRanges::default());
     let apart = 20 * MIB;
     touches(&mut readahead, 40, apart);
     (0..40).for_each(|n| delivered.record(&(n * apart..n * apart + FAULT_AROUND_BYTES)));
@@ -257,7 +257,7 @@ proptest! {
         reads in prop::collection::vec((0u64..400, 0u64..4 * MIB, 0u64..500), 1..300),
         max_window in 0..MAX_WINDOW_BYTES, max_total in 0..4 * MAX_WINDOW_BYTES,
     ) {
-        let (mut readahead, end) = (Readahead::default(), 400 * MIB);
+        let (mut readahead, end) = (Readahead::new(MIB), 400 * MIB);
         let mut delivered = DeliveredRanges::default();
         for (at, len, tensor) in reads {
             let range = at * MIB..(at * MIB + len).min(end);

@@ -18,7 +18,7 @@ use rustix::fs::{
     unlinkat, utimensat,
 };
 
-use crate::cache::io::executor::IoExecutor;
+use crate::cache::io::executor::{DeviceKind, IoExecutor};
 use crate::private_folder::{check_private, create_private, open_private};
 use crate::temp_file::TempFile;
 use crate::threads::lock;
@@ -53,7 +53,7 @@ pub struct TraceHandle {
 
 impl TraceStore {
     pub fn new(folder: PathBuf) -> Arc<TraceStore> {
-        let executor = IoExecutor::new(true);
+        let executor = IoExecutor::new(DeviceKind::Disk);
         let (open, pending_writes, write_done) = Default::default();
         Arc::new(TraceStore { folder, executor, open, pending_writes, write_done })
     }

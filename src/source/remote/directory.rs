@@ -161,7 +161,7 @@ impl RemoteDirectory {
         let error = |failure| remote_error(self.display_path(inside), action, failure);
         let attempts = async {
             let store = self.store.of_this_process()?;
-            let _permit = store.permit().await;
+            let _permit = store.permit(0).await;
             let mut budget = store.retry_budget_within(timeout)?;
             loop {
                 match send(&store, &key).await {

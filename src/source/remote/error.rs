@@ -366,6 +366,15 @@ fn says_expired(error: &dyn std::error::Error) -> bool {
     code.is_some_and(|(code, _)| EXPIRY_CODES.contains(&code))
 }
 
+/// Whether a store asks for fewer requests: S3's SlowDown is 503.
+pub fn asks_for_less(error: &object_store::Error) -> bool {
+    let found = find_source::<TransportError>(error);
+    found.is_some_and(|found| {
+        let TransportError::Busy { status, .. } = found else { return false };
+        matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+    })
+}
+
 /// The first error of a type among an error and its sources.
 fn find_source<'a, E: std::error::Error + 'static>(
     error: &'a (dyn std::error::Error + 'static),

@@ -14,7 +14,7 @@ use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
 use crate::source::request_counters::{count_bytes, count_cached, count_failure};
 use crate::source::scatter::copy_to_targets;
-use crate::source::store::FileHandle;
+use crate::source::store::{FileHandle, PreferredRequests};
 use crate::threads::lock;
 
 use super::error::{RemoteError, StoreFailure};
@@ -138,7 +138,7 @@ impl RemoteFile {
         cached: Option<&CachedObject>,
     ) -> Result<(), StoreFailure> {
         let store = self.store.of_this_process()?;
-        let _permit = store.permit().await;
+        let permit = store.permit(range.end - range.start).await;
         let mut budget = store.retry_budget()?;
         let mut fill = cached.and_then(|cached| cached.write(&range));
         let mut place = |bytes: &[u8], at: u64| {
@@ -158,6 +158,7 @@ impl RemoteFile {
                 budget.wait_after(failure).await?;
             }
         }
+        permit.complete(range.end - range.start);
         if let Some(fill) = fill {
             fill.finish();
         }
@@ -257,6 +258,15 @@ impl FileHandle for RemoteFile {
         let read = block_on(self.read_part(targets));
         let read = read.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
         read?.map_err(|failure| self.error(failure))
+    }
+
+    fn is_state_known(&self) -> bool {
+        true
+    }
+
+    fn preferred_requests(&self) -> Option<PreferredRequests> {
+        let max_count = self.store.max_request_count();
+        Some(PreferredRequests { bytes: PART_BYTES, max_count })
     }
 
     fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {

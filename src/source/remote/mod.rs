@@ -10,6 +10,7 @@
 
 mod access_check;
 mod addresses;
+mod concurrency;
 mod credentials;
 mod directory;
 mod error;

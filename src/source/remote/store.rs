@@ -16,14 +16,14 @@ use object_store::path::Path as ObjectPath;
 use object_store::{
     Attribute, BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::source::disk_cache::{CachedObject, CachedVersion, DiskCache};
 use crate::source::url::{QuerySource, SourceUrl, StoreKind};
 use crate::threads::lock;
 
+use super::concurrency::{DEFAULT_MAX_LIMIT, RequestGate, RequestPermit};
 use super::credentials::{self, Authorization};
-use super::error::{RemoteError, StoreFailure};
+use super::error::{RemoteError, StoreFailure, asks_for_less};
 use super::listing::{ListingCache, StoreListing};
 use super::options::RemoteOptions;
 use super::outage::OutageWatch;
@@ -31,9 +31,6 @@ use super::retry::RetryBudget;
 use super::secret_query::SecretQuery;
 use super::transport::Connector;
 use super::version::{ObjectVersion, short_hash};
-
-/// Requests of one store that are in flight at once: enough to fill a fast network at 50 MB/s a connection.
-const MAX_REQUEST_COUNT: usize = 64;
 
 /// The longest outage before a store has answered once: its address may be wrong.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,7 +79,7 @@ pub struct RemoteStore {
     /// The cache on disk, if there is one.
     cache: Option<Arc<DiskCache>>,
     pub options: RemoteOptions,
-    in_flight: Semaphore,
+    gate: RequestGate,
     has_answered: AtomicBool,
     pub outage: Arc<OutageWatch>,
     listings: Mutex<ListingCache>,
@@ -181,7 +178,7 @@ impl RemoteStore {
             cache,
             url: url.clone(),
             pid: key.pid,
-            in_flight: Semaphore::new(options.connections.map_or(MAX_REQUEST_COUNT, usize::from)),
+            gate: RequestGate::new(options.connections),
             outage: Arc::new(OutageWatch::new(
                 SourceUrl { key: String::new(), ..url.clone() }.to_string(),
                 options.outage_timeout,
@@ -296,6 +293,9 @@ impl RemoteStore {
 
     /// The beginning of an answer, whose body may not come.
     fn began<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+        if answer.as_ref().is_err_and(asks_for_less) {
+            self.gate.on_busy();
+        }
         let answer = answer.map_err(|error| self.authorization.on_failure(error.into()));
         if answer.is_ok() {
             self.authorization.on_success();
@@ -306,9 +306,14 @@ impl RemoteStore {
         answer
     }
 
-    /// The right to have a request in flight. Waiting for it is no outage.
-    pub async fn permit(&self) -> SemaphorePermit<'_> {
-        self.in_flight.acquire().await.expect("it is never closed")
+    /// The right to have a request for so many bytes in flight. Waiting for it is no outage.
+    pub async fn permit(&self, bytes: u64) -> RequestPermit<'_> {
+        self.gate.permit(bytes).await
+    }
+
+    /// The most requests for parts at once.
+    pub fn max_request_count(&self) -> usize {
+        self.options.connections.map_or(DEFAULT_MAX_LIMIT, usize::from)
     }
 
     /// The metadata of an object.
