@@ -35,6 +35,25 @@ def loads(title):
     return PageTable("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
 
+REMOTE_TARGETS = {
+    ("`load_file`, 50 MB/s a connection, equal connections", "Run:ai's streamer"): "1.02",
+    ("`load_file`, 1 MB/s, equal connections", "Run:ai's streamer"): "1.02",
+    ("`load_file`, 50 MB/s a connection", "Run:ai's streamer"): "0.7",
+    ("`from_pretrained` through the mount, nothing cached", "boto3's download, then the load"): "0.7",
+    ("`from_pretrained` through the mount, nothing cached", "rclone mount"): "0.5",
+    ("`from_pretrained` through the mount, nothing cached", "s3fs"): "0.5",
+    "the second start, page cache cold": "1.15",
+}
+
+REMOTE_LIMITS = {
+    "first byte of a tensor after `ckptfs mount`, 160 shards: seconds": "1",
+    "bytes fetched to load everything, of the model's": "1.03",
+    "MB fetched to load one tensor of 10 MB": "12",
+    "the longest fault or read, 32 threads at random and 8 in order: seconds": "5",
+    "memory of the daemon beyond its `--memory`: MB": "64",
+}
+
+
 def sizes(title):
     """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
     return PageTable("tensor-sizes", (
@@ -120,6 +139,17 @@ TABLES = {
         label("`ckptfs inspect --json` of, cached"), median("seconds", "seconds"), maximum("peak MB", "peak", 1e-6),
         promise("target", {"100,000 items in 64 files of DCP": "2 s, 400 MB",
                            "ZeRO-3, 8 ranks, 1,000 parameters": "0.3 s"}),
+    )),
+    "remote": PageTable("remote", (
+        label("a model of 2.2 GB in a store"), label("beside", place=1), median("seconds", "seconds"),
+        median("other seconds", "other seconds"),
+        spreads("ratio: median (least to most)", ratios("seconds", "other seconds")),
+        promise("target", REMOTE_TARGETS), median("connections", "connections", 0),
+        median("other's", "other connections", 0), median("CPU seconds", "cpu"), median("other's", "other cpu"),
+        median("server's", "server"),
+    )),
+    "remote-limits": PageTable("remote", (
+        label(), spreads("measured: median (least to most)", numbers("value")), promise("limit", REMOTE_LIMITS),
     )),
     "few-huge": sizes("4 tensors of 512 MiB in 2 shards"),
     "many-small": sizes("100,000 tensors of 16 KiB in 4 shards"),

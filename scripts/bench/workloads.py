@@ -4,9 +4,14 @@ A loader returns the function that loads a request; `machine.load` makes a reque
 of a request: see the worker. `make_request` makes a request of one. Whatever it holds at its end it keeps in `kept`.
 """
 
+import ctypes
+import itertools
 import mmap
 import os
 import random
+import tempfile
+import threading
+import time
 
 from ckptfs.bench.loaders import files_of, kept
 
@@ -25,6 +30,33 @@ def from_pretrained():
 
     disable_progress_bar()
     return lambda request: LlamaForCausalLM.from_pretrained(request["path"], dtype=torch.bfloat16).state_dict()
+
+
+def boto3_then_from_pretrained():
+    """Downloads a model by boto3's transfer manager, with its defaults, and loads it."""
+    import boto3
+
+    load = from_pretrained()
+
+    def download_and_load(request):
+        bucket, _, prefix = request["path"].removeprefix("s3://").partition("/")
+        if not request["path"].startswith("s3://"):
+            return load(request)
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
+        kept.append(folder)
+        client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+        for entry in client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")["Contents"]:
+            client.download_file(bucket, entry["Key"], os.path.join(folder.name, os.path.basename(entry["Key"])))
+        return load({**request, "path": folder.name})
+
+    return download_and_load
+
+
+def one_tensor(name):
+    from ckptfs.torch import load_file
+
+    # A warm-up has another model.
+    return lambda request: load_file(request["path"], names=[name] if "s3://" in request["path"] else None)
 
 
 def from_pretrained_with_install():
@@ -71,6 +103,59 @@ def touch_in_random_order(request):
             kept.append(f.get_tensor(name))
             total += touch(kept[-1])
     yield {"number": total}
+
+
+def fault_and_read(request):
+    """Faults a mapping at random from 32 threads, while 8 read the file in order. The result has the longest of all."""
+    yield
+    size, end = os.stat(request["path"]).st_size, time.monotonic() + request.get("seconds", 1)
+    copy = ctypes.CDLL(None).memcpy
+    longest, faults, read = [], [], []
+
+    def measure(steps):
+        slowest = done = 0
+        for step in steps:
+            start = time.monotonic()
+            done += step()
+            slowest = max(slowest, time.monotonic() - start)
+            if time.monotonic() > end:
+                break
+        longest.append(slowest)
+        return done
+
+    with open(request["path"], "rb") as file:
+        # Closed by its end: numpy's view of it is not to outlive it.
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        address = address_of(mapping)
+
+        def fault_at_random(seed):
+            rng, out = random.Random(seed), ctypes.create_string_buffer(1)
+
+            def touch(at):
+                # A call of C: the other threads go on while the page is waited for.
+                copy(out, ctypes.c_void_p(address + at), 1)
+                return 1
+
+            faults.append(measure((lambda at=rng.randrange(size): touch(at)) for _ in itertools.count()))
+
+        def read_in_order(number):
+            places = itertools.cycle(range(number * size // 8, size, 1 << 20))
+            read.append(measure((lambda at=at: len(os.pread(file.fileno(), 1 << 20, at))) for at in places))
+
+        threads = [threading.Thread(target=fault_at_random, args=[n]) for n in range(32)]
+        threads += [threading.Thread(target=read_in_order, args=[n]) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    yield {"number": 0, "longest": max(longest), "faults": sum(faults), "read": sum(read)}
+
+
+def address_of(mapping):
+    """The address of a mapping that is only read."""
+    import numpy
+
+    return numpy.frombuffer(mapping, dtype=numpy.uint8).ctypes.data
 
 
 def map_file(request):
