@@ -89,6 +89,8 @@ class Bench:
                 worker.go()
                 result = worker.result()
                 spent = daemon.cpu
+                # What it maps keeps the mount busy.
+                worker.close()
         finally:
             worker.close()
         if "fault" in result:
@@ -251,7 +253,7 @@ def measure_stalls(bench):
         with bench.mount(bench.url(bench.models.shards())):
             worker.go()
             result = worker.result(60 + 4 * STALL_SECONDS)
-        worker.close()
+            worker.close()
         if "fault" in result:
             raise SystemExit(f"failed: {result['fault']}")
         runs.append({"value": result["longest"], "faults": result["faults"], "read": result["read"]})
