@@ -63,7 +63,7 @@ pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// The first window of a stream is a block: most streams end soon.
 const DEFAULT_READAHEAD: PreferredReadahead =
-    PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES };
+    PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_touches: false };
 
 /// The cache of all open virtual files of a program.
 pub struct Cache {

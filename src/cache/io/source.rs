@@ -46,6 +46,8 @@ pub struct PreferredReadahead {
     pub first: u64,
     /// The last one.
     pub max: u64,
+    /// Whether to fetch what a reader will only touch, too.
+    pub predicts_touches: bool,
 }
 
 /// Reads one origin, a file or memory.
@@ -117,7 +119,11 @@ impl FileSources {
     pub fn preferred_readahead(&self) -> Option<PreferredReadahead> {
         let preferred = self.sources.iter().find_map(OriginReader::preferred_requests)?;
         let count = preferred.max_count.min(STORE_PREFETCH_THREAD_COUNT) as u64;
-        Some(PreferredReadahead { first: preferred.bytes, max: preferred.bytes * count })
+        Some(PreferredReadahead {
+            first: preferred.bytes,
+            max: preferred.bytes * count,
+            predicts_touches: true,
+        })
     }
 
     /// Fails if a source is no longer the file that was parsed.
@@ -211,7 +217,7 @@ impl FileSources {
             .collect();
         let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
         let is_read = match &source.file {
-            Some((file, _)) => file.read_remote(&mut targets)?,
+            Some((file, _)) => file.read_remote(&mut targets)?.is_some(),
             None => false,
         };
         if !is_read {

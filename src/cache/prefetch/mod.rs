@@ -17,7 +17,9 @@ use crate::threads::lock;
 use crate::virtual_file::VirtualFile;
 
 use predictor::TensorPredictor;
-use readahead::{DeliveredRanges, ReadBounds, ReadPattern, Readahead, StreamStep};
+use readahead::{
+    DeliveredRanges, ReadBounds, ReadPattern, Readahead, StreamStep, TENSOR_OVERRUN_BYTES,
+};
 use trace::AccessTrace;
 use trace_store::{TraceHandle, TraceStore};
 
@@ -28,6 +30,8 @@ const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;
 pub struct Prefetcher {
     file: Arc<VirtualFile>,
     max_readahead_bytes: u64,
+    /// Whether pages are fetched before they are touched: where each would cost the wait for a request.
+    predicts_touches: bool,
     readahead: Mutex<Readahead>,
     delivered: Mutex<DeliveredRanges>,
     predictor: OnceLock<Mutex<TensorPredictor>>,
@@ -49,8 +53,17 @@ impl Prefetcher {
         let (delivered, predictor) = Default::default();
         let file = Arc::clone(file);
         let max_readahead_bytes = readahead.max;
+        let predicts_touches = readahead.predicts_touches;
         let readahead = Mutex::new(Readahead::new(readahead.first));
-        Prefetcher { file, max_readahead_bytes, readahead, delivered, predictor, trace }
+        Prefetcher {
+            file,
+            max_readahead_bytes,
+            predicts_touches,
+            readahead,
+            delivered,
+            predictor,
+            trace,
+        }
     }
 
     /// Records a read for the next load.
@@ -109,6 +122,18 @@ impl Prefetcher {
             for (next, bytes) in self.predict_tensors(index as u32, memory_limit) {
                 let next = self.file.tensor_range(next as usize);
                 self.push_undelivered(&mut ranges, &next, bytes, request);
+            }
+        }
+        if step.is_touch
+            && self.predicts_touches
+            // The kernel reads around the page.
+            && let Some(index) = self.file.tensor_at(request.start.saturating_add(TENSOR_OVERRUN_BYTES))
+        {
+            for (next, _) in self.predict_tensors(index as u32, memory_limit) {
+                let start = self.file.tensor_range(next as usize).start;
+                let around = start.saturating_sub(TENSOR_OVERRUN_BYTES)
+                    ..(start + TENSOR_OVERRUN_BYTES).min(self.file.size());
+                self.push_undelivered(&mut ranges, &around, u64::MAX, request);
             }
         }
         ranges

@@ -45,7 +45,7 @@ const MIN_TOUCHED_STREAMS: u32 = 3;
 
 /// How far behind the end of its tensor a stream fetches. The kernel reads as far: around a page fault it requests as
 /// much as it may read ahead.
-const TENSOR_OVERRUN_BYTES: u64 = 4 << 20;
+pub const TENSOR_OVERRUN_BYTES: u64 = 4 << 20;
 
 /// Reads after which a stream that made none of them is over. Its share of the memory goes to the others.
 const STREAM_EXPIRY_READS: u64 = 512;
@@ -73,6 +73,8 @@ pub struct StreamStep {
     pub prefetch: Option<Range<u64>>,
     /// The read is the stream's first in its tensor, and the reader does more than to touch pages.
     pub enters_tensor: bool,
+    /// The reader has begun elsewhere, and may do no more than to touch a page there.
+    pub is_touch: bool,
 }
 
 /// What a stream stops at.
@@ -176,7 +178,7 @@ impl Readahead {
                 stream.advance(range, delivered, windows, bounds.file_end)
             }
         };
-        StreamStep { prefetch, enters_tensor }
+        StreamStep { prefetch, enters_tensor, is_touch: is_random && is_touching }
     }
 
     /// Whether readers only touch pages, as far as is known.
