@@ -9,7 +9,6 @@ import itertools
 import mmap
 import os
 import random
-import tempfile
 import threading
 import time
 
@@ -42,12 +41,11 @@ def boto3_then_from_pretrained():
         bucket, _, prefix = request["path"].removeprefix("s3://").partition("/")
         if not request["path"].startswith("s3://"):
             return load(request)
-        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
-        kept.append(folder)
+        folder = request["folder"]
         client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
         for entry in client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")["Contents"]:
-            client.download_file(bucket, entry["Key"], os.path.join(folder.name, os.path.basename(entry["Key"])))
-        return load({**request, "path": folder.name})
+            client.download_file(bucket, entry["Key"], os.path.join(folder, os.path.basename(entry["Key"])))
+        return load({**request, "path": folder})
 
     return download_and_load
 

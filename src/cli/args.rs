@@ -300,7 +300,7 @@ pub struct MountArgs {
     /// Threads that take requests, 1 to 256 [default: 2]
     #[arg(long, value_name = "N", value_parser = option_values::threads_parser())]
     pub threads: Option<u16>,
-    /// Maximum readahead per stream; 0 disables it [default: 32M]
+    /// Maximum readahead per stream; 0 disables it [default: 32M; in stores 256M]
     #[arg(long, value_name = "SIZE", value_parser = option_values::parse_readahead)]
     pub readahead: Option<u64>,
     /// Serve unchanged files through the daemon too

@@ -32,7 +32,7 @@ const MIN_GAIN: f64 = 1.05;
 const HOLD_ROUNDS: u32 = 16;
 
 /// The time in which a store that asked for less is not sent more.
-const BUSY_HOLD: Duration = Duration::from_secs(2);
+const BUSY_HOLD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Finds the number of requests that brings the most bytes.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl ConcurrencyController {
         }
         self.limit = (self.limit / 2).max(1);
         self.before = None;
-        self.busy_until = Some(now + BUSY_HOLD);
+        self.busy_until = Some(now + BUSY_HOLD_TIMEOUT);
         self.round = Round::default();
     }
 
@@ -140,7 +140,7 @@ impl ConcurrencyController {
 /// Has requests wait for one another.
 #[derive(Debug)]
 pub struct RequestGate {
-    /// All requests.
+    /// Requests of every size.
     all: Semaphore,
     /// Those for parts.
     parts: Semaphore,
@@ -237,7 +237,7 @@ impl Drop for RequestPermit<'_> {
 mod tests {
     use super::*;
 
-    const PART: u64 = 8 << 20;
+    const PART_BYTES: u64 = 8 << 20;
 
     /// Runs rounds of a store that gives each connection one speed, and all together another. Returns the limits.
     fn run(controller: &mut ConcurrencyController, rounds: usize, all: f64) -> Vec<usize> {
@@ -248,9 +248,9 @@ mod tests {
             let limit = controller.limit();
             let speed = (limit as f64 * 50e6).min(all);
             for _ in 0..limit {
-                now += Duration::from_secs_f64(PART as f64 / speed);
+                now += Duration::from_secs_f64(PART_BYTES as f64 / speed);
                 controller.on_wait();
-                controller.on_complete(PART, now);
+                controller.on_complete(PART_BYTES, now);
             }
             limits.push(controller.limit());
         }
@@ -281,7 +281,7 @@ mod tests {
         let mut now = Instant::now();
         for _ in 0..1000 {
             now += Duration::from_millis(50);
-            controller.on_complete(PART, now);
+            controller.on_complete(PART_BYTES, now);
         }
         assert_eq!(controller.limit(), 16);
     }
@@ -312,7 +312,7 @@ mod tests {
         let gate = RequestGate::new(None);
         let mut held = Vec::new();
         for _ in 0..FIRST_LIMIT {
-            held.push(gate.permit(PART).await);
+            held.push(gate.permit(PART_BYTES).await);
         }
         assert_eq!(gate.parts.available_permits(), 0);
         // A reader of a page does not wait for parts.

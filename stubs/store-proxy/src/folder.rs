@@ -1,5 +1,7 @@
-//! A folder that is served as S3 buckets are: each folder in it is a bucket. For benchmarks, where a server in a process of
-//! its own, or one that copies what it sends, would take the processor that a client needs.
+//! A folder that is served as S3 serves buckets: each folder in it is a bucket.
+//!
+//! It is for benchmarks. A server in a process of its own, or one that copies what it sends, takes the processor that the
+//! client needs.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
