@@ -62,7 +62,7 @@ const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// The first window of a stream is a block: most streams end soon.
-const DEFAULT_READAHEAD: PreferredReadahead =
+const LOCAL_WINDOW_BYTES: PreferredReadahead =
     PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_touches: false };
 
 /// The cache of all open virtual files of a program.
@@ -100,7 +100,7 @@ impl Cache {
         let (executors, counters) = (Arc::clone(&self.executors), Arc::clone(&self.counters));
         let log_throttle = Arc::clone(&self.log_throttle);
         let sources = FileSources::new(reader, executors, Arc::clone(&counters), log_throttle);
-        let preferred = sources.preferred_readahead().unwrap_or(DEFAULT_READAHEAD);
+        let preferred = sources.preferred_readahead().unwrap_or(LOCAL_WINDOW_BYTES);
         let readahead =
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
         let prefetcher = Prefetcher::new(&file, self.traces.as_ref(), readahead);
