@@ -41,7 +41,8 @@ fn bounds(file_end: u64) -> ReadBounds {
 }
 
 fn random() -> (ReadPattern, StreamStep) {
-    (ReadPattern { is_random: true, is_fault_around: false }, StreamStep::default())
+    let step = StreamStep { is_touch: true, ..StreamStep::default() };
+    (ReadPattern { is_random: true, is_fault_around: false }, step)
 }
 
 fn step(readahead: &mut Readahead, at: u64, end: u64) -> Option<Range<u64>> {
