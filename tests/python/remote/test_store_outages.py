@@ -148,7 +148,9 @@ def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many
     _, url = many
     mount = mounts(url)
     store.fault(path="/many/", method="GET", bytes_per_second=500_000)
-    reader = threading.Thread(target=lambda: read_all([mount / f"{number}/model.safetensors" for number in range(4)]))
+    outcomes = []
+    paths = [mount / f"{number}/model.safetensors" for number in range(4)]
+    reader = threading.Thread(target=lambda: outcomes.extend(read_all(paths)))
     reader.start()
     seen = []
 
@@ -161,5 +163,6 @@ def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many
     until("requests are in flight", is_busy)
     reader.join()
     store.fault()
+    assert [outcome for outcome, _ in outcomes] == [path.stat().st_size for path in paths], outcomes
     until("none is in flight", lambda: mount.stats()["store"]["in_flight"] == 0)
     assert mount.stats()["store"]["bytes"] >= 4 * 2_000_000, seen
