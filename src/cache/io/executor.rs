@@ -36,7 +36,7 @@ const MAX_BLOCKING_STREAK: usize = 3;
 pub type IoJob = Box<dyn FnOnce() + Send>;
 
 /// What a device's threads wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// A disk of this machine.
     Disk,
@@ -68,7 +68,7 @@ pub struct ExecutorSet {
 #[derive(Default)]
 struct DeviceExecutors {
     /// Memory, which has no device, has an executor too: gathering takes its time.
-    by_device: HashMap<Option<u64>, Arc<IoExecutor>>,
+    by_device: HashMap<(Option<u64>, DeviceKind), Arc<IoExecutor>>,
     is_stopped: bool,
 }
 
@@ -77,7 +77,8 @@ impl ExecutorSet {
     pub fn for_device(&self, device: Option<u64>, kind: DeviceKind) -> Arc<IoExecutor> {
         let mut devices = lock(&self.devices);
         let is_stopped = devices.is_stopped;
-        let executor = devices.by_device.entry(device).or_insert_with(|| IoExecutor::new(kind));
+        let executor =
+            devices.by_device.entry((device, kind)).or_insert_with(|| IoExecutor::new(kind));
         let executor = Arc::clone(executor);
         drop(devices);
         if is_stopped {

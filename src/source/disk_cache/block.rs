@@ -36,8 +36,9 @@ const CHECKED_BYTES: usize = 64 << 10;
 /// Bytes of one block at most. The checksums of 60 MiB would fit in the header; a lost block is fetched anew whole.
 pub const MAX_BLOCK_BYTES: u64 = 8 << 20;
 
-/// Bytes that are read and compared at a time: they stay in the processor's cache until they are copied out.
-const READ_BYTES: usize = 1 << 20;
+/// Bytes that are read and compared at a time: a block in memory, of 1 MiB, with what belongs to its first and last
+/// checksum, needs one read.
+const READ_BYTES: usize = 2 << 20;
 
 /// The place of the checksums in the header, and of the header's own.
 const CHECKSUMS_AT: usize = 40;

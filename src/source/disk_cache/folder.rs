@@ -22,7 +22,7 @@ use super::object::CachedObject;
 use super::usage::{ObjectFolder, object_folders};
 
 /// Blocks that stay open: readers that jump return to them. Each takes a descriptor, or two.
-const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(128).expect("is not zero");
+const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero");
 
 /// Bytes that this process writes before it looks at what others wrote meanwhile.
 const RESCAN_BYTES: u64 = 1 << 30;

@@ -70,6 +70,15 @@ impl CachedObject {
         missing
     }
 
+    /// Bytes of the object that the cache has.
+    pub fn covered_bytes(&self) -> u64 {
+        let mut blocks = lock(&self.blocks);
+        if blocks.listed_at.is_none() {
+            blocks.list(&self.folder);
+        }
+        covered_bytes(blocks.ends.iter().map(|(&start, &end)| start..end))
+    }
+
     /// The block that has a position and reaches furthest.
     fn find(&self, at: u64) -> Option<Range<u64>> {
         let mut blocks = lock(&self.blocks);
@@ -169,6 +178,16 @@ impl CachedObject {
         }
         Ok(())
     }
+}
+
+/// Bytes in ranges that are in order, overlaps counted once.
+pub(super) fn covered_bytes(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
+    let (mut covered, mut end) = (0, 0);
+    for range in ranges {
+        covered += range.end.saturating_sub(range.start.max(end));
+        end = end.max(range.end);
+    }
+    covered
 }
 
 impl KnownBlocks {

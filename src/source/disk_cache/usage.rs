@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::block::parse_block_name;
 use super::manifest::{CachedVersion, MANIFEST_NAME, MAX_MANIFEST_BYTES, ObjectId};
+use super::object::covered_bytes;
 
 /// The folder of one version of an object.
 #[derive(Debug)]
@@ -71,11 +72,6 @@ impl ObjectFolder {
     pub fn covered_bytes(&self) -> u64 {
         let mut ranges: Vec<_> = self.blocks.iter().map(|block| block.range.clone()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
-        let (mut covered, mut end) = (0, 0);
-        for range in ranges {
-            covered += range.end.saturating_sub(range.start.max(end));
-            end = end.max(range.end);
-        }
-        covered
+        covered_bytes(ranges.into_iter())
     }
 }

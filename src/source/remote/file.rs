@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt;
@@ -34,6 +34,9 @@ const MAX_PAGE_COUNT: usize = 256;
 /// Pages that are fetched at once where they are read in order, as for tensors whose values lie apart.
 const MAX_RUN_PAGES: u64 = 64;
 
+/// A sixteenth of an object may be missing in the cache on disk: what a first load did not need.
+const ON_DISK_MARGIN_DIVISOR: u64 = 16;
+
 /// A page, empty until it was fetched. A reader that needs it waits for the one that fetches it.
 type PageSlot = Mutex<Option<Vec<u8>>>;
 
@@ -51,6 +54,7 @@ pub struct RemoteFile {
     cached: Option<CachedObject>,
     /// Whether reads pass the cache on disk by.
     bypasses_cache: AtomicBool,
+    is_on_disk: OnceLock<bool>,
 }
 
 /// The pages of a file. A forked child begins anew: another thread may have been fetching one.
@@ -84,12 +88,22 @@ impl RemoteFile {
         version: ObjectVersion,
         path: PathBuf,
     ) -> RemoteFile {
-        let (pages, page_run, bypasses_cache) = Default::default();
+        let (pages, page_run, bypasses_cache, is_on_disk) = Default::default();
         if !version.is_strong() {
             store.note_weak_version();
         }
         let cached = store.cached_object(&key, &version);
-        RemoteFile { store, key, version, path, pages, page_run, cached, bypasses_cache }
+        RemoteFile {
+            store,
+            key,
+            version,
+            path,
+            pages,
+            page_run,
+            cached,
+            bypasses_cache,
+            is_on_disk,
+        }
     }
 
     /// Reads a range in parts that are fetched at once, each into its place.
@@ -239,6 +253,15 @@ impl RemoteFile {
         Arc::clone(pages.slots.entry(number).or_default())
     }
 
+    /// Whether the cache on disk had nearly all of it when that was first asked.
+    fn is_on_disk(&self) -> bool {
+        *self.is_on_disk.get_or_init(|| {
+            let needed = self.version.size - self.version.size / ON_DISK_MARGIN_DIVISOR;
+            let cached = self.cached.as_ref().filter(|_| !self.bypasses_cache.load(Relaxed));
+            cached.is_some_and(|cached| cached.covered_bytes() >= needed)
+        })
+    }
+
     fn error(&self, failure: StoreFailure) -> SourceError {
         if matches!(failure, StoreFailure::Changed | StoreFailure::Missing) {
             // The next open asks anew.
@@ -265,6 +288,10 @@ impl FileHandle for RemoteFile {
     }
 
     fn preferred_requests(&self) -> Option<PreferredRequests> {
+        // What lies on this machine is read as any file here: reading far ahead would only cost.
+        if self.is_on_disk() {
+            return None;
+        }
         let max_count = self.store.max_request_count();
         Some(PreferredRequests { bytes: PART_BYTES, max_count })
     }
