@@ -275,7 +275,7 @@ impl HttpService for Transport {
     }
 }
 
-/// An answer that is no part of an object: a listing, without names that cannot be shown, or an error's text.
+/// Reads a whole answer that is no part of an object. A listing loses the names that cannot be shown.
 async fn whole_answer(body: reqwest::Body) -> Result<bytes::Bytes, TransportError> {
     let broken = |_| TransportError::Connection("the answer broke or is too long".to_owned());
     let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(broken)?.to_bytes();
