@@ -1,4 +1,4 @@
-"""Fetches what is in a store into the cache on disk, ahead of loads and mounts."""
+"""Fetches checkpoints of a store into the cache on disk, ahead of loads and mounts."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from ckptfs.settings import LoadOptions, parse_path
 
 
 class FetchReport(NamedTuple):
-    """What a fetch did: the files that a mount of the URL would show, their bytes, and how many were there before."""
+    """The result of a fetch: the files that a mount of the URL would show, their bytes, and the bytes cached before."""
 
     files: int
     bytes: int
@@ -17,10 +17,9 @@ class FetchReport(NamedTuple):
 
 def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=None, progress=False):
     """Fetches everything that a mount of `url` would show into the cache on disk: checkpoints, and the files beside
-    them. Later loads and mounts of any process read from there.
+    them. Later loads and mounts of any process read from it.
 
-    What the cache has already is not fetched again, so that a fetch that was stopped goes on. The arguments are those
-    of loads. `progress` shows a bar.
+    Cached bytes are not fetched again, so a fetch that was stopped resumes. The arguments are those of loads. `progress` shows a bar.
 
         ckptfs.fetch("s3://bucket/models/llama", progress=True)
         ckptfs.configure(offline=True)

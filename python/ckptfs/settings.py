@@ -163,17 +163,17 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     | `configure(...)`    | environment                | by default                                            |
     |---------------------|----------------------------|-------------------------------------------------------|
     | `allow_http`        | `CKPTFS_ALLOW_HTTP`        | no: addresses without encryption are refused          |
-    | `anonymous`         | `CKPTFS_ANONYMOUS`         | no; for public buckets, sends no credentials          |
+    | `anonymous`         | `CKPTFS_ANONYMOUS`         | no; sends no credentials, for public buckets          |
     | `instance_metadata` | `CKPTFS_INSTANCE_METADATA` | no: the cloud's metadata server is not asked          |
-    | `stall_timeout`     | `CKPTFS_STALL_TIMEOUT`     | 20; silent seconds that replace a connection          |
-    | `outage_timeout`    | `CKPTFS_OUTAGE_TIMEOUT`    | 60; silent seconds of a server that fail a read       |
-    | `poll_interval`     | `CKPTFS_POLL_INTERVAL`     | 5; seconds between two looks at a directory           |
-    | `connections`       | `CKPTFS_CONNECTIONS`       | as speed decides; concurrent requests of a store      |
-    | `cache_dir`         | `CKPTFS_CACHE_DIR`         | ~/.cache/ckptfs/blocks: what was fetched              |
+    | `stall_timeout`     | `CKPTFS_STALL_TIMEOUT`     | 20; replaces a connection that is silent so long      |
+    | `outage_timeout`    | `CKPTFS_OUTAGE_TIMEOUT`    | 60; fails a read whose server is silent so long       |
+    | `poll_interval`     | `CKPTFS_POLL_INTERVAL`     | 5; seconds until a directory is listed again          |
+    | `connections`       | `CKPTFS_CONNECTIONS`       | adapts; limits concurrent requests of a store         |
+    | `cache_dir`         | `CKPTFS_CACHE_DIR`         | ~/.cache/ckptfs/blocks; the folder of fetched bytes   |
     | `cache_size`        | `CKPTFS_CACHE_SIZE`        | a fifth of the disk; bytes, or text like "200G"       |
-    | `cache_min_free`    | `CKPTFS_CACHE_MIN_FREE`    | 10; the percentage of the disk that stays free        |
+    | `cache_min_free`    | `CKPTFS_CACHE_MIN_FREE`    | 5; the percentage of the disk that stays free         |
     | `no_cache`          | `CKPTFS_NO_CACHE`          | no; neither reads nor fills the cache                 |
-    | `offline`           | `CKPTFS_OFFLINE`           | no; sends no request, and reads the cache alone       |
+    | `offline`           | `CKPTFS_OFFLINE`           | no; sends no request, and reads only the cache        |
 
         ckptfs.configure(backend="pread", memory="256M")
         ckptfs.configure(anonymous=True)
@@ -190,7 +190,7 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     if "log" in arguments:
         logger.cache_clear()
     if STORE_SETTINGS & arguments.keys():
-        # What is `None` is left to the environment, as it is when a store is opened.
+        # The environment decides settings that are `None`, when a store is opened.
         _ckptfs.set_remote_options({name: _configured.get(name) for name in STORE_SETTINGS})
 
 
@@ -225,7 +225,7 @@ def device_settings():
 
 
 def store_environment(arguments):
-    """The variables by which a command has the settings of stores: the arguments of a call, or what was configured."""
+    """The variables that give a command the settings of stores: arguments of a call take precedence over `configure`."""
     values = {name: _configured.get(name) if value is None else _PARSERS[name](value, name)
               for name, value in arguments.items()}  # fmt: skip
     texts = {True: "1", False: "0"}
@@ -308,14 +308,14 @@ def _parse_connections(value, where):
 
 
 def _parse_percent(value, where):
-    # All else of the disk may be taken.
+    # Zero leaves nothing free, and is no positive count.
     return 0 if value == 0 and not isinstance(value, bool) else _parse_bounded(value, where, _ckptfs.MAX_PERCENT, "percent")
 
 
-def _parse_bounded(value, where, most, what):
+def _parse_bounded(value, where, maximum, unit):
     count = _parse_count(value, where)
-    if count > most:
-        raise error(f"{where} {value!r} is too many {what}", f"give at most {most}")
+    if count > maximum:
+        raise error(f"{where} {value!r} is too many {unit}", f"give at most {maximum}")
     return count
 
 

@@ -1,10 +1,10 @@
-"""Loads from a store, and mounts of one, beside what others load from stores with.
+"""Compares loads from a store, and mounts of it, with those of other programs.
 
-The store is a server on this machine, whose answers begin after 30 ms and come at 50 MB/s a connection. Its processor time
-is stated: on few cores, server and reader share the processor, and it limits both.
+The store is a server on this machine, whose answers begin after 30 ms and come at 50 MB/s a connection. The results have
+its processor time: on few cores, server and reader share the processor, which limits both.
 
-CASES may be named. SIZE is the part of the model to try it out with. Memory is left to others: what is measured waits for a
-network, and not for the host of a virtual machine.
+Arguments name the cases to run; SIZE scales the model for trials. No ballast takes free memory: loads wait for a network,
+and not for the host of a virtual machine.
 """
 
 import os
@@ -33,15 +33,15 @@ RUNAI = load("runai")
 
 BUCKET = "bucket"
 
-# At this speed no number of connections takes more processor than there is.
+# At this speed the network limits any number of connections, and the processor does not.
 SLOW_BYTES_PER_SECOND = 1_000_000
 
-# The most connections that ckptfs can be told.
+# The maximum of CKPTFS_CONNECTIONS.
 MAX_CONNECTIONS = 256
 
-MOUNT_PATIENCE = 30
+MOUNT_TIMEOUT_SECONDS = 30
 
-# How long the mapping is faulted and read.
+# Seconds of faults and reads of the mapping.
 STALL_SECONDS = float(os.environ.get("STALL_SECONDS", "20"))
 
 
@@ -79,7 +79,7 @@ class Bench:
         self.machine.warm(*sorted((folder or self.models.shards()).glob("*")))
 
     def time(self, request, path, source=None, prepare=None, bytes_per_second=BYTES_PER_SECOND):
-        """What a request took: through a mount, a context manager, if there is one."""
+        """Measures a request. `source` is the context manager of a mount that it needs, if any."""
         worker = self.machine.worker(request, path, self.models.shards("tiny"), self.peers)
         try:
             (prepare or self.warm_store)()
@@ -89,7 +89,7 @@ class Bench:
                 worker.go()
                 result = worker.result()
                 spent = daemon.cpu
-                # What it maps keeps the mount busy.
+                # Its mappings keep the mount busy.
                 worker.close()
         finally:
             worker.close()
@@ -101,7 +101,7 @@ class Bench:
         }  # fmt: skip
 
     def compare(self, loads):
-        """The numbers of both sides, run by run: those of the first as they are, those of the other as `other`."""
+        """Measures both loads in turns. Each run has the numbers of the first load, and those of the second as `other`."""
         (ours, measure), (other, measure_other) = loads.items()
         runs = alternate([ours, other], lambda name: loads[name](), RUNS)
         return [{**run[ours], **{f"other {key}": value for key, value in run[other].items()}} for run in runs]
@@ -114,7 +114,7 @@ class Bench:
 
     @contextmanager
     def foreign_mount(self, *command):
-        """A mount by another program, which stays in the foreground, with a cache of its own."""
+        """Mounts by another program, which runs in the foreground with its own cache."""
         point = self.machine.point
         with tempfile.TemporaryDirectory(dir=self.machine.folder) as cache:
             words = [str(word).format(cache=cache, point=point) for word in command]
@@ -122,7 +122,7 @@ class Bench:
             variables = {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"}
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
             try:
-                deadline = time.monotonic() + MOUNT_PATIENCE
+                deadline = time.monotonic() + MOUNT_TIMEOUT_SECONDS
                 while not os.path.ismount(point):
                     if process.poll() is not None or time.monotonic() > deadline:
                         raise SystemExit(f"failed: {command[0]} did not mount")

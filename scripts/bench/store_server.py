@@ -1,4 +1,4 @@
-"""An S3 server on this machine, behind a latency and a bandwidth limit: stubs/store-proxy before a folder of its own."""
+"""An S3 server on this machine, behind a latency and a bandwidth limit: stubs/store-proxy serves a folder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BYTES_PER_SECOND = 50_000_000
 
 
 class StoreServer:
-    """The folders in a folder as buckets. Every reader finds it by the environment."""
+    """Serves the folders in a folder as buckets. Every reader finds the server by the environment."""
 
     def __init__(self, folder):
         self._process = subprocess.Popen([PROXY, "--folder", folder], stdout=subprocess.PIPE, text=True)
@@ -31,7 +31,7 @@ class StoreServer:
         self.limit()
 
     def limit(self, bytes_per_second=BYTES_PER_SECOND):
-        """Limits each connection, and counts from here on."""
+        """Limits each connection, and resets the counters."""
         self._control("PUT", "/__faults", {"latency_ms": LATENCY_MS, "bytes_per_second": bytes_per_second})
         self._control("PUT", "/__stats")
 

@@ -49,7 +49,7 @@ impl CacheError {
         )
     }
 
-    /// Whether a store gave nothing for too long, and has logged that.
+    /// Whether a store was silent for too long, which its log line already says.
     pub fn is_outage(&self) -> bool {
         matches!(self, CacheError::VirtualFile(VirtualFileError::Source(error)) if error.is_outage())
     }

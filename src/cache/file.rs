@@ -37,11 +37,11 @@ pub struct CachedFile {
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
 const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 
-/// A part that one request fills takes at most so small a share of the memory limit, since many are in flight.
+/// The share of the memory limit that one part may take, as its divisor: many parts are in flight.
 const PART_MEMORY_DIVISOR: u64 = 64;
 
-/// Requests for one range that is prefetched, at least, and the bytes of the smallest. At 30 ms and 50 MB/s, 2 MiB take
-/// 70 ms and 8 MiB take 200: too long for a reader that has just begun.
+/// Minimum requests for one prefetched range, and the minimum bytes of each. At 30 ms and 50 MB/s, 2 MiB take 70 ms, and
+/// 8 MiB take 200: too long for a reader that has just begun.
 const MIN_PARTS_PER_RANGE: u64 = 4;
 const MIN_PART_BYTES: u64 = 2 << 20;
 
@@ -338,7 +338,7 @@ impl CachedFile {
         }
     }
 
-    /// How many of the first of these blocks one request fills: a part of a source that is read by parts.
+    /// The number of blocks from the first on that one request fills, if their source is read by parts.
     fn part_len(&self, ids: &[BlockId], max_bytes: u64) -> usize {
         let Some(&first) = ids.first() else { return 0 };
         let BlockSource::File(_) = first.source else { return 1 };
@@ -403,7 +403,7 @@ impl FillJob {
         }
     }
 
-    /// Fills blocks that follow one another, by one request for those that no other job has filled since.
+    /// Fills adjacent blocks by one request, except those that another job has filled meanwhile.
     fn run_all(fills: Vec<FillJob>) {
         if fills.len() == 1 {
             return fills.into_iter().for_each(FillJob::run);

@@ -44,7 +44,7 @@ pub struct CacheLimits {
     /// Bytes of all buffers, those that replies are put together in among them. Beside it each thread has scratch
     /// memory.
     pub memory_bytes: u64,
-    /// Bytes read ahead of one stream; `None` for what suits the source.
+    /// Maximum readahead per stream; `None` for the source's preference.
     pub readahead_bytes: Option<u64>,
 }
 
@@ -57,8 +57,8 @@ impl Default for CacheLimits {
 /// Loading 201 tensors, each touched first, held 350 MiB when no block had to be evicted.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 
-/// The default of the maximum readahead per stream, of files that lie in no store. A disk of some GB/s reads so much in about ten milliseconds, longer
-/// than a reader waits for anything else. With this and blocks of 1 MiB loaders beat ext4.
+/// Default of the maximum readahead per stream, for files that lie in no store. A disk of some GB/s reads this in about
+/// ten milliseconds, longer than a reader waits for anything else. With this and blocks of 1 MiB loaders beat ext4.
 pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// The first window of a stream is a block: most streams end soon.

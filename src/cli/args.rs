@@ -193,7 +193,7 @@ pub struct VerifyArgs {
     pub store_args: StoreArgs,
 }
 
-/// Fetch what is in a store into the cache on disk
+/// Fetch checkpoints of a store into the cache on disk
 #[cfg(feature = "remote")]
 #[derive(Debug, Parser)]
 #[command(after_help = help_text::FETCH)]
@@ -230,11 +230,11 @@ pub struct CacheArgs {
     pub store_args: StoreArgs,
 }
 
-/// What is done with the cache.
+/// An action on the cache.
 #[cfg(feature = "remote")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum CacheAction {
-    /// List the objects that it has
+    /// List cached objects
     Ls,
     /// Remove objects, the least recently used first
     Prune,

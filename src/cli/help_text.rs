@@ -50,12 +50,12 @@ Examples:
 
 #[cfg(feature = "remote")]
 pub const FETCH: &str = "\
-Fetches everything that a mount of URL would show: checkpoints, and the files beside them. What the cache has already \
-is not fetched again, so that a fetch that was stopped goes on. Later loads and mounts read from the cache, after one \
+Fetches everything that a mount of URL would show: checkpoints, and the files beside them. Cached bytes \
+are not fetched again, so a fetch that was stopped resumes. Later loads and mounts read from the cache, after one \
 request that compares versions; with --offline, without any.
 
-Every command takes URLs. The query string of a presigned URL is a secret, and never typed: end the URL with ?@FILE, \
-where FILE has the URL or its query string, or with ?@- for standard input.
+Every command takes URLs. The query string of a presigned URL is a secret, and must not be typed. End the URL with \
+?@FILE, where FILE has the URL or its query string, or with ?@- for standard input.
 
 Examples:
   ckptfs fetch s3://bucket/models/llama
@@ -64,9 +64,9 @@ Examples:
 
 #[cfg(feature = "remote")]
 pub const CACHE: &str = "\
-The cache is shared by all processes of a user. Each part of it can be removed at any time, also by hand. `prune` \
-without --to removes everything, or everything beneath the URLs. `verify` removes what differs from its checksum, and \
-exits with 1 if there was any.
+The cache is shared by all processes of a user. You may remove any file of it at any time. `prune` \
+without --to removes everything, or everything beneath the URLs. `verify` removes blocks that differ from their \
+checksums, and exits with 1 if any did.
 
 Examples:
   ckptfs cache ls

@@ -21,7 +21,7 @@ const BAR_TEMPLATE: &str =
 /// A second line, for sources in stores.
 const STORE_LINE: &str = "\n{store}";
 
-/// What a store was asked for so far.
+/// Requests to stores so far, on one line.
 fn store_text(counters: RequestCounters) -> String {
     let RequestCounters { requests, in_flight, bytes, cached_bytes, retries, .. } = counters;
     let requests = format_count(usize::try_from(requests).unwrap_or(usize::MAX), "request");

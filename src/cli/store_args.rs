@@ -1,6 +1,6 @@
-//! The options of object stores, which every command that takes a source has.
+//! Options of object stores, for each command that takes a source.
 
-/// How object stores are reached. A build without them has no such options.
+/// Options of object stores; empty in a build without them.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Object stores")]
 pub struct StoreArgs {
@@ -16,15 +16,15 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long)]
     pub instance_metadata: bool,
-    /// Replace connections that are silent so long [default: 20]
+    /// Replace connections silent for this long [default: 20]
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub stall_timeout: Option<u32>,
-    /// Fail reads when servers are away so long [default: 60]
+    /// Fail reads if a server is silent this long [default: 60]
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub outage_timeout: Option<u32>,
-    /// Look for new names so often [default: 5]
+    /// List directories again after this time [default: 5]
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "SECONDS", value_parser = parse::seconds())]
     pub poll_interval: Option<u32>,
@@ -32,7 +32,7 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "N", value_parser = parse::connections())]
     pub connections: Option<u16>,
-    /// Keep what was fetched in this folder
+    /// Keep fetched bytes in this folder
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<std::path::PathBuf>,
@@ -40,7 +40,7 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "SIZE", value_parser = crate::byte_size::parse_size)]
     pub cache_size: Option<u64>,
-    /// Leave so much of the disk free [default: 5]
+    /// Leave this share of the disk free [default: 5]
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "PERCENT", value_parser = parse::percent())]
     pub cache_min_free: Option<u8>,
@@ -48,14 +48,14 @@ pub struct StoreArgs {
     #[cfg(feature = "remote")]
     #[arg(long)]
     pub no_cache: bool,
-    /// Send no request: read what the cache on disk has
+    /// Send no request, and read only the cache on disk
     #[cfg(feature = "remote")]
     #[arg(long, conflicts_with = "no_cache")]
     pub offline: bool,
 }
 
 impl StoreArgs {
-    /// Makes them the options of this process.
+    /// Sets the options of this process.
     #[cfg(feature = "remote")]
     pub fn apply(&self) {
         let StoreArgs {
@@ -72,7 +72,7 @@ impl StoreArgs {
             no_cache,
             offline,
         } = *self;
-        // A switch that is not there is left to the environment.
+        // The environment decides a switch that is not given.
         let switch = |is_on: bool| is_on.then_some(true);
         crate::source::set_remote_options(crate::source::RemoteOverrides {
             allow_http: switch(allow_http),

@@ -1,6 +1,6 @@
-//! Fetches what a directory or a checkpoint in a store shows into the cache on disk, so that later reads find it there.
+//! Fetches the files that a view of a store shows into the cache on disk, for later reads.
 //!
-//! What the cache has already is not fetched again: a fetch that was stopped goes on where it was.
+//! Cached bytes are not fetched again, so a fetch that was stopped resumes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,16 +13,16 @@ use crate::threads::{lock, parallel_map};
 use crate::view::{View, ViewEntry, ViewError, ViewOptions};
 use crate::virtual_file::{SegmentSource, VirtualFile, VirtualFileError, VirtualFileReader};
 
-/// Bytes of one request: as many as a block of the cache has at most.
+/// Bytes of one request: those of the largest block of the cache.
 const PART_BYTES: u64 = 8 << 20;
 
-/// Parts that are fetched at once. The store's own limit on requests is what counts.
+/// Parts that are fetched at once. The store's own limit on requests applies, too.
 const THREAD_COUNT: usize = 32;
 
-/// Bytes between two needed ranges that are fetched all the same: one request less is worth more.
+/// The largest gap between two needed ranges that is fetched with them, to save a request.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// Why a fetch failed.
+/// The reason that a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The path cannot be shown.
@@ -81,7 +81,7 @@ pub trait FetchProgress: Sync {
     fn should_stop(&self) -> bool;
 }
 
-/// What a fetch has done.
+/// The result of a fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FetchReport {
     /// Files that the view shows, virtual ones and others.

@@ -150,7 +150,7 @@ pub struct Concurrency {
 }
 
 impl Concurrency {
-    /// The same with a thread for each request of which a source takes so many at once, unless the user gave a number.
+    /// Sets a thread for each concurrent request of a source, unless the user set a number.
     pub fn for_requests(self, max_count: usize) -> Concurrency {
         let threads = if self.is_default { max_count.min(self.max_threads) } else { self.threads };
         Concurrency { threads, ..self }

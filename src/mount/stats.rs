@@ -148,20 +148,20 @@ pub struct PrefetchStats {
 pub struct StoreStats {
     /// Requests that were sent.
     pub requests: u64,
-    /// Of these, requests whose answer is not complete.
+    /// Requests in flight: sent, and without a complete answer.
     pub in_flight: u64,
     /// Bytes that were received.
     pub bytes: u64,
-    /// Bytes a second that were received, over the last five seconds.
+    /// Received bytes per second, over the last five seconds.
     pub bytes_per_second: u64,
-    /// Bytes that the cache on disk had.
+    /// Bytes from the cache on disk.
     pub cached_bytes: u64,
     /// Requests that were sent again after a failure.
     pub retries: u64,
 }
 
 impl StoreStats {
-    /// The part of all bytes that the cache on disk had, from 0 to 1; `None` before the first byte.
+    /// The share of bytes from the cache on disk, from 0 to 1; `None` before the first byte.
     pub fn hit_ratio(&self) -> Option<f64> {
         let all = self.cached_bytes + self.bytes;
         (all > 0).then(|| self.cached_bytes as f64 / all as f64)

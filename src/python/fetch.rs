@@ -1,4 +1,4 @@
-//! Fetches what is in a store into the cache on disk.
+//! Fetches checkpoints of a store into the cache on disk.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -18,7 +18,7 @@ use super::interruptible::{WaitMode, without_gil};
 /// The time between two calls of the callback: a bar needs no more.
 const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Calls Python with the bytes that are there, and of how many.
+/// Reports cached bytes and their total to Python.
 struct CallbackProgress {
     stop: Arc<AtomicBool>,
     callback: Option<Py<PyAny>>,

@@ -232,7 +232,7 @@ impl SourceError {
         matches!(self, SourceError::Remote { error, .. } if matches!(**error, RemoteError::Denied { .. }))
     }
 
-    /// Whether a store gave nothing for too long. It logs that itself, once for all its files.
+    /// Whether a store was silent for too long. It logs that itself, once for all its files.
     pub fn is_outage(&self) -> bool {
         match self {
             #[cfg(feature = "remote")]

@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// What all requests to stores added up to.
+/// Totals of all requests to stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounters {
     /// Requests that were sent.
     pub requests: u64,
-    /// Of these, requests whose answer is not complete.
+    /// Requests in flight: sent, and without a complete answer.
     pub in_flight: u64,
     /// Bytes of objects that were received.
     pub bytes: u64,
@@ -30,7 +30,7 @@ static RATE: RateWindow = RateWindow([const { AtomicU64::new(0) }; WINDOW_SECOND
 
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 
-/// The reads and listings that stores failed so far. Where it grew meanwhile, what was found out may be incomplete.
+/// The number of reads and listings that stores failed. If it grew during a scan, the scan may be incomplete.
 pub fn store_failures() -> u64 {
     FAILURES.load(Relaxed)
 }

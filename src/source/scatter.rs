@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Copies bytes of a file, from an offset on, to the targets that they lie in. Targets are in order. Bytes between
-/// targets are dropped.
+/// Copies bytes of a file that begin at an offset to their targets, which are in order. Drops bytes between targets.
 pub fn copy_to_targets(bytes: &[u8], offset: u64, targets: &mut [(u64, &mut [u8])]) {
     let end = offset + bytes.len() as u64;
     for (at, target) in targets {
@@ -19,7 +18,7 @@ pub fn copy_to_targets(bytes: &[u8], offset: u64, targets: &mut [(u64, &mut [u8]
 }
 
 /// Whether any target has bytes of a range.
-pub fn is_wanted(range: &Range<u64>, targets: &[(u64, &mut [u8])]) -> bool {
+pub fn has_targets(range: &Range<u64>, targets: &[(u64, &mut [u8])]) -> bool {
     let has_bytes = |(at, target): &(u64, &mut [u8])| {
         *at < range.end && range.start < *at + target.len() as u64
     };
@@ -47,7 +46,7 @@ mod tests {
     fn a_range_between_targets_is_not_wanted() {
         let (mut a, mut b) = ([0; 10], [0; 20]);
         let targets = [(5u64, &mut a[..]), (30, &mut b[..])];
-        assert!(is_wanted(&(0..6), &targets) && is_wanted(&(14..15), &targets));
-        assert!(!is_wanted(&(15..30), &targets) && !is_wanted(&(50..60), &targets));
+        assert!(has_targets(&(0..6), &targets) && has_targets(&(14..15), &targets));
+        assert!(!has_targets(&(15..30), &targets) && !has_targets(&(50..60), &targets));
     }
 }

@@ -80,7 +80,7 @@ pub struct SourceUrl {
     pub query: Option<QuerySource>,
 }
 
-/// Why a URL names no source.
+/// The reason that a URL names no source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// A user name or a password before the host.
@@ -117,13 +117,13 @@ impl UrlError {
     pub fn remedy(self) -> &'static str {
         match self {
             UrlError::UserInfo => {
-                "leave the credentials out, and give them by the environment (docs/remote.md)"
+                "leave the credentials out, and set them in the environment (docs/remote.md)"
             }
             UrlError::Query => {
                 "leave out what follows the `?`; or write it to a file that only you can read, and end the URL with ?@FILE, or with ?@- for standard input (docs/remote.md)"
             }
             UrlError::QueryOfStore => {
-                "give the presigned https:// URL, or credentials by the environment (docs/remote.md)"
+                "give the presigned https:// URL, or set credentials in the environment (docs/remote.md)"
             }
             UrlError::NoQueryFile => "end the URL with ?@FILE, or with ?@- for standard input",
             UrlError::NoHost => {

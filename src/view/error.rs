@@ -43,12 +43,12 @@ impl ViewError {
         }
     }
 
-    /// Whether a store gave nothing for too long, and has logged that.
+    /// Whether a store was silent for too long, which its log line already says.
     pub fn is_outage(&self) -> bool {
         self.source_error().is_some_and(SourceError::is_outage)
     }
 
-    /// Whether the same may succeed later although the files stay as they are.
+    /// Whether a retry may succeed although no file changes.
     pub fn may_pass(&self) -> bool {
         self.source_error().is_some_and(SourceError::may_pass)
     }

@@ -16,10 +16,10 @@ const LOCAL_THREAD_COUNT: usize = 4;
 /// Threads for a remote filesystem, where each waits long and works little.
 const REMOTE_THREAD_COUNT: usize = 16;
 
-/// Threads for a store, where one more request takes no longer: readers of single pages never wait for one another.
+/// Threads for a store, which serves requests side by side: readers of single pages never wait for one another.
 const STORE_THREAD_COUNT: usize = 64;
 
-/// Threads of these that prefetch. Each fills a part: together as many as half the default of the memory limit holds.
+/// Threads of a store that prefetch. Each fills a part; their parts together take at most half the default memory limit.
 pub const STORE_PREFETCH_THREAD_COUNT: usize = 32;
 
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
@@ -35,19 +35,19 @@ const MAX_BLOCKING_STREAK: usize = 3;
 /// Work that may wait for the disk. A job that is dropped without being run must tell its waiters.
 pub type IoJob = Box<dyn FnOnce() + Send>;
 
-/// What a device's threads wait for.
+/// The kind of a device, which decides its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// A disk of this machine.
     Disk,
     /// Another machine's filesystem.
     Network,
-    /// A store, which takes so many requests for parts at once.
+    /// A store, with the maximum number of requests for parts at once.
     Store { max_requests: usize },
 }
 
 impl DeviceKind {
-    /// The threads, and those of them that prefetch.
+    /// The numbers of all threads and of those that prefetch.
     fn thread_counts(self) -> (usize, usize) {
         match self {
             DeviceKind::Disk => (LOCAL_THREAD_COUNT, LOCAL_THREAD_COUNT),

@@ -39,14 +39,14 @@ pub struct FileSources {
     _executors: Arc<ExecutorSet>,
 }
 
-/// How far to read ahead of a stream.
+/// The readahead of a stream that suits its source, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreferredReadahead {
-    /// The first window.
+    /// Bytes of the first window.
     pub first: u64,
-    /// The last one.
+    /// Bytes of the largest window.
     pub max: u64,
-    /// Whether to fetch what a reader will only touch, too.
+    /// Whether to prefetch pages that a reader is expected to touch.
     pub predicts_touches: bool,
 }
 
@@ -110,12 +110,12 @@ impl FileSources {
         self.source(source).file.as_ref().is_none_or(|(file, _)| file.is_check_immediate())
     }
 
-    /// Bytes of a source that are prefetched by one request, if that is more than a block.
+    /// Bytes of a source that one request prefetches, if they are more than a block.
     pub fn part_bytes(&self, source: BlockSource) -> Option<u64> {
         Some(self.source(source).preferred_requests()?.bytes)
     }
 
-    /// How far to read ahead where that depends on a source: as far as all requests at once reach.
+    /// The readahead that a source prefers: the bytes of all its requests at once.
     pub fn preferred_readahead(&self) -> Option<PreferredReadahead> {
         let preferred = self.sources.iter().find_map(OriginReader::preferred_requests)?;
         let count = preferred.max_count.min(STORE_PREFETCH_THREAD_COUNT) as u64;
@@ -206,7 +206,7 @@ impl FileSources {
         }
     }
 
-    /// Reads blocks that follow one another in a source file, with one request if it lies in a store. Each begins at the
+    /// Reads adjacent blocks of a source file, with one request if it lies in a store. Each begins at the
     /// start of its buffer.
     pub fn read_adjacent(&self, blocks: &mut [(BlockId, Buffer)]) -> Result<(), CacheError> {
         let Some(&(first, _)) = blocks.first() else { return Ok(()) };

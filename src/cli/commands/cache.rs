@@ -144,11 +144,7 @@ fn verify(
     });
     verified.map_err(|error| {
         let message = format!("the cache cannot be read: {error}");
-        CommandError::new(
-            EXIT_FAILED,
-            message,
-            "check its disk (dmesg tells), or remove its folder",
-        )
+        CommandError::new(EXIT_FAILED, message, "check its disk (dmesg), or remove its folder")
     })?;
     write_report(args, &report, out)?;
     if report.removed_blocks > 0 {

@@ -1,4 +1,4 @@
-//! `ckptfs fetch`: fetches what is in a store into the cache on disk.
+//! `ckptfs fetch`: fetches checkpoints of a store into the cache on disk.
 
 use std::io::Write;
 
@@ -38,7 +38,11 @@ pub fn run(args: &FetchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         let FetchReport { files, bytes, cached_bytes } = report;
         let files = format_count(usize::try_from(files).unwrap_or(usize::MAX), "file");
         let (bytes, cached) = (format_bytes(bytes), format_bytes(cached_bytes));
-        Ok(writeln!(out, "{}: {files}, {bytes}, of which {cached} were there", one_line(&url))?)
+        Ok(writeln!(
+            out,
+            "{}: {files}, {bytes}, of which {cached} were cached before",
+            one_line(&url)
+        )?)
     });
     if args.json {
         write_json(&args.urls, &reports, out)?;

@@ -1,7 +1,7 @@
 //! The file of one block: a header of one page, then the bytes of a range of an object.
 //!
 //! The header states the object, the range, and a checksum for each 64 KiB. Every read compares it. A file that lost
-//! bytes in a crash, or whose disk changed them, is a miss and no wrong tensor.
+//! bytes in a crash, or whose disk changed them, is a miss, never a wrong tensor.
 //! Files are not synchronised: the checksums make that unnecessary.
 
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ use memmap2::MmapMut;
 use rustix::fs::{Advice, CWD, Mode, OFlags, Timespec, Timestamps, fadvise, futimens, openat};
 
 use crate::source::page_cache::count_cached_pages;
-use crate::source::scatter::{copy_to_targets, is_wanted};
+use crate::source::scatter::{copy_to_targets, has_targets};
 use crate::temp_file::TempFile;
 
 use super::ObjectId;
@@ -36,8 +36,8 @@ const CHECKED_BYTES: usize = 64 << 10;
 /// Bytes of one block at most. The checksums of 60 MiB would fit in the header; a lost block is fetched anew whole.
 pub const MAX_BLOCK_BYTES: u64 = 8 << 20;
 
-/// Bytes that are read and compared at a time: a block in memory, of 1 MiB, with what belongs to its first and last
-/// checksum, needs one read.
+/// Bytes that are read and compared at a time. A block in memory has 1 MiB; with the rest of its first and last
+/// checksum's bytes, it needs one read.
 const READ_BYTES: usize = 2 << 20;
 
 /// The place of the checksums in the header, and of the header's own.
@@ -52,10 +52,10 @@ thread_local! {
     static SCRATCH: std::cell::RefCell<Option<MmapMut>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Why a block gives no bytes.
+/// The reason that a block gives no bytes.
 #[derive(Debug)]
 pub enum BlockError {
-    /// It is not what was written: it must be removed.
+    /// It differs from the bytes that were written, and must be removed.
     Corrupt,
     /// It cannot be read now.
     Io(io::Error),
@@ -134,7 +134,7 @@ impl BlockReader {
                 let end = (at + needed.min(READ_BYTES as u64)).min(self.range.end);
                 let next = at..end;
                 at = end;
-                if is_wanted(&next, targets) {
+                if has_targets(&next, targets) {
                     copy_to_targets(self.read_checked(scratch, &next)?, next.start, targets);
                 }
             }
@@ -173,7 +173,7 @@ impl BlockReader {
         Ok(bytes)
     }
 
-    /// Reads from the page cache what is there, and past it what is not: blocks take no memory twice.
+    /// Reads cached pages from the page cache, and others past it: blocks take no memory twice.
     fn read_file(&self, out: &mut [u8], range: &Range<u64>) -> io::Result<()> {
         let len = (range.end - range.start) as usize;
         let pages = range.start / 4096..range.end.div_ceil(4096);

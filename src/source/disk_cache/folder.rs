@@ -27,7 +27,7 @@ const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero
 /// Bytes that this process writes before it looks at what others wrote meanwhile.
 const RESCAN_BYTES: u64 = 1 << 30;
 
-/// How long nothing is written after a failure: a full disk is not asked at each block.
+/// The pause of writes after a failure: a full disk is not tried for each block.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The cache of a folder.
@@ -40,7 +40,7 @@ pub struct DiskCache {
     paused_until: Mutex<Option<Instant>>,
 }
 
-/// What the blocks take, as far as this process knows.
+/// Bytes of all blocks, as far as this process knows.
 #[derive(Debug, Default)]
 struct Usage {
     bytes: u64,
@@ -48,12 +48,12 @@ struct Usage {
     written: Option<u64>,
 }
 
-/// One object of a report, and what of it is there.
+/// An object, and its cached bytes.
 #[derive(Debug)]
 pub struct CacheReport {
     /// The object and its version.
     pub version: CachedVersion,
-    /// Bytes of the object that are there.
+    /// Bytes of the object in the cache.
     pub cached_bytes: u64,
     /// Bytes that its blocks take on the disk.
     pub disk_bytes: u64,
@@ -193,7 +193,7 @@ impl DiskCache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
-    /// Removes the least recently used blocks, so many bytes at least.
+    /// Removes the least recently used blocks, of at least so many bytes.
     fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> RemovedBlocks {
         let mut blocks: Vec<_> = folders.iter().flat_map(|folder| &folder.blocks).collect();
         blocks.sort_unstable_by_key(|block| block.used);
@@ -264,7 +264,7 @@ impl DiskCache {
     /// Removes blocks: of the objects that `select` chooses, down to so many bytes of these.
     pub fn prune(&self, max_bytes: u64, select: impl Fn(&CachedVersion) -> bool) -> RemovedBlocks {
         let mut folders = object_folders(&self.folder);
-        // A folder without a manifest is no use to anybody.
+        // A folder without a manifest is useless.
         folders.retain(|folder| folder.version().is_none_or(|(version, _)| select(&version)));
         let used: u64 = folders.iter().map(ObjectFolder::disk_bytes).sum();
         self.evict(folders, used.saturating_sub(max_bytes))

@@ -4,7 +4,7 @@ use std::path::{PathBuf, absolute};
 
 use crate::private_folder::xdg_folder;
 
-/// Where the cache is, and its limits.
+/// The folder of the cache, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CacheOptions {
     /// The folder of the blocks; `None` without a cache.
@@ -31,22 +31,22 @@ pub struct DiskLimits {
 }
 
 impl CacheOptions {
-    /// Options of which some are stated.
+    /// Options with defaults for those that are `None`.
     pub fn new(
         folder: Option<PathBuf>,
         max_bytes: Option<u64>,
         min_free_percent: Option<u8>,
     ) -> CacheOptions {
-        let usual = || Some(xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/blocks"));
+        let default_folder = || Some(xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/blocks"));
         CacheOptions {
             // A daemon changes its directory.
-            folder: folder.map(|path| absolute(&path).unwrap_or(path)).or_else(usual),
+            folder: folder.map(|path| absolute(&path).unwrap_or(path)).or_else(default_folder),
             max_bytes,
             min_free_percent: min_free_percent.unwrap_or(DEFAULT_MIN_FREE_PERCENT),
         }
     }
 
-    /// No cache at all.
+    /// Options without a cache.
     pub fn disabled() -> CacheOptions {
         CacheOptions { folder: None, max_bytes: None, min_free_percent: 0 }
     }
@@ -62,18 +62,18 @@ impl CacheOptions {
 }
 
 impl DiskLimits {
-    /// Whether so many more bytes have room.
+    /// Whether `needed` more bytes have room.
     pub fn has_room(&self, used: u64, free: u64, needed: u64) -> bool {
-        self.lacking(used, free, needed) == 0
+        self.shortage(used, free, needed) == 0
     }
 
-    /// Bytes to remove where so many more have no room. A twentieth of the limit more than that, so that not every block
-    /// begins an eviction.
+    /// Bytes to remove so that `needed` more have room, and a twentieth of the limit, so that not every block begins an
+    /// eviction.
     pub fn excess(&self, used: u64, free: u64, needed: u64) -> u64 {
-        self.lacking(used, free, needed).saturating_add(self.max_bytes / 20)
+        self.shortage(used, free, needed).saturating_add(self.max_bytes / 20)
     }
 
-    fn lacking(&self, used: u64, free: u64, needed: u64) -> u64 {
+    fn shortage(&self, used: u64, free: u64, needed: u64) -> u64 {
         let over = used.saturating_add(needed).saturating_sub(self.max_bytes);
         let under = self.min_free_bytes.saturating_add(needed).saturating_sub(free);
         over.max(under)

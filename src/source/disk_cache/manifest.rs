@@ -1,4 +1,4 @@
-//! What the blocks in a folder are of: the object and its version.
+//! The manifest of a folder of blocks: their object and its version.
 
 use std::fmt;
 

@@ -4,7 +4,7 @@
 //! until it is whole, and is never changed: no lock is needed, and a killed process leaves nothing. The least recently
 //! used blocks are removed where space ends. Every read compares checksums.
 //!
-//! What a version is, and whether it is still the newest, is known to the callers: the cache has no network.
+//! Callers know versions, and whether one is still the newest: the cache has no network.
 
 mod block;
 mod folder;

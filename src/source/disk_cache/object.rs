@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::source::scatter::is_wanted;
+use crate::source::scatter::has_targets;
 use crate::threads::lock;
 
 use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name};
@@ -50,7 +50,7 @@ impl CachedObject {
         CachedObject { cache, id, version, folder, blocks, has_manifest }
     }
 
-    /// Fills the targets with what the cache has of a range, and returns the rest: the parts in which targets lie.
+    /// Fills the targets from the cached blocks of a range. Returns the missing ranges in which targets lie.
     pub fn read(&self, range: &Range<u64>, targets: &mut [(u64, &mut [u8])]) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut at = range.start;
@@ -63,7 +63,7 @@ impl CachedObject {
             let part = at..next.min(range.end);
             at = part.end;
             let is_read = block.is_some_and(|block| self.read_block(&block, &part, targets));
-            if !is_read && (targets.is_empty() || is_wanted(&part, targets)) {
+            if !is_read && (targets.is_empty() || has_targets(&part, targets)) {
                 missing.push(part);
             }
         }
@@ -170,7 +170,7 @@ impl CachedObject {
         }
     }
 
-    /// Writes down what the blocks are of, and that this version was seen now: once for each open object.
+    /// Writes the manifest, whose time says that this version was seen now: once for each open object.
     fn keep_manifest(&self) -> io::Result<()> {
         if !self.has_manifest.load(Relaxed) {
             self.cache.write_manifest(&self.folder, &self.version)?;
@@ -216,7 +216,7 @@ pub struct BlockFill<'a> {
 }
 
 impl BlockFill<'_> {
-    /// Appends bytes. A failure ends what is kept, and no more.
+    /// Appends bytes. After a failure, none are kept, and reads continue.
     pub fn append(&mut self, mut bytes: &[u8]) {
         while let Some(writer) = &mut self.writer
             && !bytes.is_empty()

@@ -1,4 +1,4 @@
-//! What lies in the folder of the cache, as it is on the disk.
+//! The objects and blocks in the folder of the cache.
 
 use std::fs::DirEntry;
 use std::os::unix::fs::MetadataExt;

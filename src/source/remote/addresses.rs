@@ -1,7 +1,8 @@
 //! The addresses that requests may be sent to, checked on the address that is connected to.
 //!
-//! Names are resolved once, by [`AddressResolver`], which drops the addresses that a rule forbids. So no second answer of
-//! a name's owner can lead elsewhere. A literal address needs no resolver, and is checked before the request.
+//! Names are resolved once, by [`AddressResolver`], which drops the addresses that a rule forbids. So the
+//! owner of a name cannot lead elsewhere by a second answer. A literal address needs no resolver, and is checked before
+//! the request.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,12 +16,12 @@ use crate::threads::lock;
 /// The metadata server of Amazon's cloud that has an address of version 6.
 const METADATA_ADDRESS: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
-/// Which addresses a client connects to.
+/// The rule for addresses that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressRule {
     /// Any, also those of metadata servers.
     Any,
-    /// Any but metadata servers, and others that only the next network cable knows.
+    /// Any but metadata servers and other link-local addresses.
     NoMetadata,
     /// Only addresses of the internet.
     Public,
@@ -141,7 +142,7 @@ fn embedded_addresses(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     found.into_iter().flatten()
 }
 
-/// Whether an address is that of a metadata server, or another that only the next network cable knows.
+/// Whether an address is link-local, or that of a metadata server.
 pub fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),

@@ -1,9 +1,9 @@
 //! How many requests of one store are in flight at once.
 //!
-//! A store gives each connection so much and no more. What all together bring is limited by the network, the processor or
-//! the store's patience, none of which is known. So the limit begins low, grows while more requests bring more bytes, and
-//! is halved when the store asks for less. [`ConcurrencyController`] is a pure state machine; [`RequestGate`] has readers
-//! wait by it.
+//! A store bounds the speed of each connection. The network, the processor or the store bounds all of them together,
+//! at an unknown speed. So the limit begins low, grows while more requests bring more bytes, and
+//! is halved when the store asks for less. [`ConcurrencyController`] is a pure state machine; [`RequestGate`] makes
+//! readers wait.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::threads::lock;
 
-/// The limit to begin with: 16 connections of 50 MB/s are 6.4 Gbit/s.
+/// The first limit: 16 connections of 50 MB/s are 6.4 Gbit/s.
 const FIRST_LIMIT: usize = 16;
 
 /// The default of the highest limit: at 50 MB/s a connection, 25 Gbit/s.
@@ -22,16 +22,16 @@ pub const DEFAULT_MAX_LIMIT: usize = 64;
 /// Requests up to this size pass the limit: a reader waits for a page while parts are fetched ahead.
 const MAX_SMALL_REQUEST_BYTES: u64 = 1 << 20;
 
-/// Small requests in flight beside parts, where the user states no number. The mount has as many threads for them.
+/// Small requests in flight beside parts, unless the user sets a number. The mount has as many threads for them.
 const SMALL_REQUEST_COUNT: usize = 32;
 
-/// A higher limit is kept if it brings so many times the bytes of the one before.
+/// Minimum gain in speed for which a higher limit is kept.
 const MIN_GAIN: f64 = 1.05;
 
-/// Rounds at a limit that brought no more, before a higher one is tried again: what shared the network may be gone.
+/// Rounds at a limit before a higher one is tried again: other traffic may have ended.
 const HOLD_ROUNDS: u32 = 16;
 
-/// The time in which a store that asked for less is not sent more.
+/// The time for which the limit does not grow after a store asked for less.
 const BUSY_HOLD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Finds the number of requests that brings the most bytes.
@@ -59,7 +59,7 @@ struct Round {
 }
 
 impl ConcurrencyController {
-    /// A controller that never goes beyond a limit, or keeps to it.
+    /// A controller that never exceeds a limit, or keeps it fixed.
     pub fn new(max_limit: usize, is_fixed: bool) -> ConcurrencyController {
         let limit = if is_fixed { max_limit } else { FIRST_LIMIT.min(max_limit) };
         ConcurrencyController {
@@ -83,7 +83,7 @@ impl ConcurrencyController {
         self.round.is_full = true;
     }
 
-    /// Records a request that brought so many bytes.
+    /// Records the bytes that a request brought.
     pub fn on_complete(&mut self, bytes: u64, now: Instant) {
         let Some(started) = self.round.started else {
             // The round begins when the first request ends: those in flight are then as many as there will be.
@@ -137,12 +137,12 @@ impl ConcurrencyController {
     }
 }
 
-/// Has requests wait for one another.
+/// Makes requests wait for one another.
 #[derive(Debug)]
 pub struct RequestGate {
     /// Requests of every size.
     all: Semaphore,
-    /// Those for parts.
+    /// Requests for parts.
     parts: Semaphore,
     /// Permits of `parts` that are to be taken back when they are free.
     excess: AtomicUsize,
@@ -157,11 +157,11 @@ pub struct RequestPermit<'a> {
 }
 
 impl RequestGate {
-    /// A gate for so many requests at once; without a number, speed decides.
-    pub fn new(stated: Option<u16>) -> RequestGate {
-        let max_limit = stated.map_or(DEFAULT_MAX_LIMIT, usize::from);
-        let controller = ConcurrencyController::new(max_limit, stated.is_some());
-        let small = if stated.is_some() { 0 } else { SMALL_REQUEST_COUNT };
+    /// A gate for a fixed number of requests at once; without a number, it adapts.
+    pub fn new(fixed_count: Option<u16>) -> RequestGate {
+        let max_limit = fixed_count.map_or(DEFAULT_MAX_LIMIT, usize::from);
+        let controller = ConcurrencyController::new(max_limit, fixed_count.is_some());
+        let small = if fixed_count.is_some() { 0 } else { SMALL_REQUEST_COUNT };
         RequestGate {
             all: Semaphore::new(max_limit + small),
             parts: Semaphore::new(controller.limit()),
@@ -215,7 +215,7 @@ impl RequestGate {
 }
 
 impl RequestPermit<'_> {
-    /// Records that the request brought so many bytes.
+    /// Records the bytes that the request brought.
     pub fn complete(self, bytes: u64) {
         if self.part.is_some() {
             self.gate.change(|controller| controller.on_complete(bytes, Instant::now()));

@@ -1,7 +1,7 @@
 //! A prefix of a store as a directory.
 //!
-//! A listing states the version of each object, so that opening one costs no request. It counts for a short time; after
-//! that it is asked for again.
+//! A listing states the version of each object, so that opening one costs no request. After the poll interval it is
+//! requested again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use super::runtime::block_on;
 use super::store::{ObjectHead, RemoteStore};
 use super::version::{ObjectVersion, short_hash};
 
-/// The time in which the first look at a name is tried again, before its listing is asked for.
+/// The time for retries of the first request for a name, before its listing is requested.
 const FIRST_LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A directory of a store.
@@ -93,7 +93,7 @@ impl RemoteDirectory {
         }
     }
 
-    /// Metadata of an object, asked for until the server is given up, or for a shorter time.
+    /// Requests metadata of an object until the server is given up, or for a shorter time.
     fn head(&self, inside: &Path, timeout: Option<Duration>) -> Result<ObjectHead, SourceError> {
         self.request("look at it", inside, timeout, |store, key| Box::pin(store.head(key)))
     }
@@ -190,12 +190,12 @@ impl RemoteDirectory {
         } else {
             let mut token = None;
             loop {
-                // A page that failed is asked for again by itself.
+                // Only the page that failed is requested again.
                 let page = self.request("list it", inside, None, |store, key| {
                     Box::pin(store.list_page(key, token.clone()))
                 });
                 let page = match (page, self.store.known_objects_in(&key)) {
-                    // What is known of it: the file that the URL names.
+                    // Shows only known objects, such as the file that the URL names.
                     (Err(SourceError::Remote { error, .. }), Some(known))
                         if matches!(*error, RemoteError::NoListing) =>
                     {
@@ -226,7 +226,7 @@ impl RemoteDirectory {
         };
         let known = self.store.known_listing(&self.key_of(parent)?, Duration::MAX);
         let listing = match known {
-            // Where one name of a directory is asked for, others are too: one listing renews them all.
+            // A reader of one name often reads others: one listing renews them all.
             Some(_) if !may_be_old => self.listing(parent)?,
             Some(listing) => listing,
             None => return self.look_up(inside),

@@ -1,4 +1,4 @@
-//! Why a store did not give what was asked for, each with a remedy.
+//! Errors of stores, each with a remedy.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
 
-use crate::shell_word::shell_word;
+use crate::shell_word::{shell_text, shell_word};
 use crate::source::url::QuerySource;
 
 /// A failure of a store, a server or the way to it. No message has a credential.
@@ -40,7 +40,7 @@ pub enum RemoteError {
         remedy: String,
     },
     /// The store says that the credentials have expired, and there are no others.
-    #[error("the credentials have expired, or are not known any more{}", detail(.message))]
+    #[error("the credentials have expired, or are no longer valid{}", detail(.message))]
     Expired {
         /// The reason that the store states.
         message: String,
@@ -54,7 +54,7 @@ pub enum RemoteError {
         why: String,
     },
     /// The server denies a request with the query string of a URL.
-    #[error("the server denies the query string of {source}: it has expired, or is of another object{}", detail(.message), source = .origin)]
+    #[error("the server denies the query string of {source}: it has expired, or belongs to another object{}", detail(.message), source = .origin)]
     QueryDenied {
         /// The place that it was read from.
         origin: QuerySource,
@@ -67,7 +67,7 @@ pub enum RemoteError {
         /// The reason that the store states.
         message: String,
     },
-    /// Encryption is not used and not waived.
+    /// The address has no encryption, and the user has not allowed that.
     #[error("the address is http://, which is not encrypted")]
     PlainHttp,
     /// The bucket is in another region.
@@ -99,9 +99,9 @@ pub enum RemoteError {
     #[error("its listing is too long: more than 100,000 names, or 32 MiB")]
     TooManyNames,
     /// No request may be sent, and the cache on disk has not all that is needed.
-    #[error("it is not all in the cache on disk, and no request is sent offline")]
+    #[error("the cache on disk lacks some of it, and --offline sends no request")]
     Offline,
-    /// Nothing came for too long.
+    /// The server was silent for longer than the outage timeout.
     #[error("the server gave nothing for {} s; the last attempt: {last}", .waited.as_secs())]
     Outage {
         /// The time since the last byte.
@@ -169,16 +169,18 @@ impl RemoteError {
             RemoteError::PlainHttp => {
                 "use https://, or allow it: --allow-http (CKPTFS_ALLOW_HTTP=1)"
             }
-            RemoteError::OtherRegion { .. } => "set AWS_REGION to this region",
-            RemoteError::Redirect { .. } => {
-                "give the address that it redirects to, if you trust it"
+            RemoteError::OtherRegion { region } => {
+                return format!("set AWS_REGION={}", shell_text(region)).into();
             }
-            RemoteError::NoVersion => "fetch it first, and give the path of the file on disk",
-            RemoteError::NoRanges => "fetch it first, and give the path of the file on disk",
+            RemoteError::Redirect { .. } => {
+                "give the URL that it redirects to, if you trust that host"
+            }
+            RemoteError::NoVersion => "download it, and give the path of the file on disk",
+            RemoteError::NoRanges => "download it, and give the path of the file on disk",
             RemoteError::NoListing => "give the URL of a file, or of the index of its shards",
             RemoteError::TooManyNames => "give a directory further down",
             RemoteError::Offline => {
-                "keep it in the cache while there is a network: ckptfs fetch URL; or leave out --offline"
+                "run ckptfs fetch URL while there is a network, or leave out --offline"
             }
             RemoteError::Outage { .. } => {
                 "check the network and the server; to wait longer: --outage-timeout SECONDS (CKPTFS_OUTAGE_TIMEOUT)"
@@ -203,7 +205,7 @@ impl RemoteError {
     }
 }
 
-/// How a request failed, by what is to be done about it.
+/// The failure of a request, by the reaction that it needs.
 #[derive(Debug)]
 pub enum StoreFailure {
     /// No object has that name.
@@ -228,7 +230,7 @@ impl StoreFailure {
     }
 }
 
-/// Why there are no credentials for a request.
+/// The reason that a request has no credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct CredentialError {
@@ -244,7 +246,7 @@ impl From<CredentialError> for RemoteError {
     }
 }
 
-/// Why a request had no answer that its store could use.
+/// The reason that a request has no answer that its store can use.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The server is overloaded, or failed.
@@ -273,7 +275,7 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// What is to be done about it.
+    /// The failure that the reader handles.
     pub fn to_failure(&self) -> StoreFailure {
         match self {
             TransportError::Busy { status, retry_after } => StoreFailure::Transient {
@@ -334,7 +336,7 @@ impl From<object_store::Error> for StoreFailure {
                 if says_expired(&error) {
                     return StoreFailure::Permanent(RemoteError::Expired { message });
                 }
-                // Of a listing, the client tells the status in words alone.
+                // For listings, only the client's words have the status.
                 let is_denied =
                     DENIED_STATUSES.iter().any(|words| error.to_string().contains(words));
                 StoreFailure::Permanent(match message.contains("non-partial response") {
@@ -347,7 +349,7 @@ impl From<object_store::Error> for StoreFailure {
     }
 }
 
-/// How the client words a denial.
+/// Words of the client for a denial.
 const DENIED_STATUSES: [&str; 2] = ["status code: 401", "status code: 403"];
 
 /// The codes by which S3 and servers of its protocol say that credentials have expired, or were replaced.

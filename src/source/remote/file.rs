@@ -22,7 +22,7 @@ use super::runtime::block_on;
 use super::store::RemoteStore;
 use super::version::ObjectVersion;
 
-/// Bytes of one request. Larger parts make a slow connection the last, smaller ones cost more requests.
+/// Bytes of one request. With larger parts a load waits for the slowest connection; smaller ones cost more requests.
 const PART_BYTES: u64 = 8 << 20;
 
 /// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
@@ -50,9 +50,9 @@ pub struct RemoteFile {
     path: PathBuf,
     pages: Mutex<PageTable>,
     page_run: Mutex<PageRun>,
-    /// What the cache on disk has of it; `None` without one.
+    /// Blocks of it in the cache on disk; `None` without a cache.
     cached: Option<CachedObject>,
-    /// Whether reads pass the cache on disk by.
+    /// Whether reads bypass the cache on disk.
     bypasses_cache: AtomicBool,
     is_on_disk: OnceLock<bool>,
 }
@@ -116,7 +116,7 @@ impl RemoteFile {
         read.map(|_| ()).map_err(|failure| self.error(failure))
     }
 
-    /// Reads one range into the targets that lie in it: from the cache on disk what that has.
+    /// Reads one range into the targets that lie in it, from the cache on disk first.
     async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, StoreFailure> {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);

@@ -1,4 +1,4 @@
-//! What directories of a store have, and the listings that a store remembers.
+//! Listings of a store's directories, and the listings that a store remembers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use object_store::{ListResult, path::Path as ObjectPath};
 use super::error::{RemoteError, StoreFailure};
 use super::version::ObjectVersion;
 
-/// Names of one directory that are read. A listing beyond that is no model's.
+/// Maximum names of one directory. No model has more.
 pub const MAX_NAME_COUNT: usize = 100_000;
 
 /// Pages of one listing. A store sends 1,000 names a page, and a few pages with fewer.
@@ -22,14 +22,14 @@ pub const MAX_LISTING_BYTES: usize = 32 << 20;
 /// Memory of an entry beside its name and ETag, in a tree that is three quarters full.
 const ENTRY_BYTES: usize = 160;
 
-/// What has a name in a directory.
+/// The object or directory of a name.
 #[derive(Clone, Debug)]
 pub enum StoreEntry {
     Object(ObjectVersion),
     Directory,
 }
 
-/// The names in a directory with their versions, and when they were asked for.
+/// The names in a directory with their versions, and the time of the request.
 #[derive(Debug)]
 pub struct StoreListing {
     pub taken_at: Instant,
@@ -39,7 +39,7 @@ pub struct StoreListing {
 }
 
 impl StoreListing {
-    /// A listing that is asked for now, without names yet.
+    /// A listing that is requested now, without names yet.
     pub fn new() -> StoreListing {
         StoreListing { taken_at: Instant::now(), entries: BTreeMap::new(), bytes: 0, page_count: 0 }
     }
@@ -56,7 +56,7 @@ impl StoreListing {
         }
         for meta in page.objects {
             let Some(name) = name_inside(directory, &meta.location) else { continue };
-            // An object without a version is found out when it is opened.
+            // Opening refuses an object without a version.
             let Ok(version) = ObjectVersion::new(&meta) else { continue };
             self.add(name, StoreEntry::Object(version))?;
         }
@@ -122,7 +122,7 @@ impl ListingCache {
         }
     }
 
-    /// Keeps a listing, and lets go of those that were used longest ago.
+    /// Keeps a listing, and evicts the least recently used ones.
     pub fn insert(&mut self, key: String, listing: Arc<StoreListing>) {
         self.remove(&key);
         self.bytes += memory(&key, &listing);

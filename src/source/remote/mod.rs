@@ -6,7 +6,7 @@
 //!
 //! `transport` is the one place where requests are sent; `listing_filter` removes unusable names from its answers, and
 //! `addresses` bounds what it connects to. `store` builds the client of a store, with the credentials that `credentials`
-//! finds. `listing` has what directories are known to have.
+//! finds. `listing` has the known names of directories.
 
 mod access_check;
 mod addresses;

@@ -1,7 +1,7 @@
-//! What the user allows of remote sources, and how long they are waited for.
+//! Options of remote sources: what the user allows, and how long reads wait.
 //!
-//! The command line or the program states [`RemoteOverrides`] once for the process. What they leave open, the
-//! environment states; what that leaves open has a default. A value that means nothing is refused by its name.
+//! The command line or the program sets [`RemoteOverrides`] once for the process. The environment sets options that
+//! these leave open; all others have defaults. An invalid value is refused by the name of its variable.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::threads::lock;
 
 use super::error::RemoteError;
 
-/// How remote sources are reached.
+/// Options of all remote sources of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteOptions {
     /// Send requests without encryption, where the URL or the endpoint says so.
@@ -23,21 +23,21 @@ pub struct RemoteOptions {
     pub anonymous: bool,
     /// Ask the cloud's metadata server for credentials, if there are no others.
     pub instance_metadata: bool,
-    /// How long a connection may give nothing, before another takes its place.
+    /// The time after which a silent connection is replaced.
     pub stall_timeout: Duration,
-    /// How long a read waits for a server that does not answer, before it fails.
+    /// The time after which a read from a silent server fails.
     pub outage_timeout: Duration,
-    /// The time between two looks at a directory for names that came and went.
+    /// The age at which the listing of a directory is requested again.
     pub poll_interval: Duration,
-    /// The most requests of one store that are in flight at once; `None` if speed decides.
+    /// Maximum requests of one store in flight; `None` if it adapts to the speed.
     pub connections: Option<u16>,
     /// The cache on disk.
     pub cache: CacheOptions,
-    /// Send no request, and read what the cache on disk has.
+    /// Send no request, and read only the cache on disk.
     pub offline: bool,
 }
 
-/// Options that the command line or the program states. What is `None` is left to the environment.
+/// Options that the command line or the program sets. The environment decides those that are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOverrides {
     /// Whether to send requests without encryption.
@@ -52,48 +52,48 @@ pub struct RemoteOverrides {
     pub outage_timeout: Option<u32>,
     /// [`RemoteOptions::poll_interval`], in seconds
     pub poll_interval: Option<u32>,
-    /// The most requests of one store that are in flight at once.
+    /// Maximum requests of one store in flight.
     pub connections: Option<u16>,
-    /// The folder of the cache on disk
+    /// The folder of the cache on disk.
     pub cache_dir: Option<PathBuf>,
-    /// The most bytes that the cache on disk takes
+    /// Maximum bytes of the cache on disk.
     pub cache_size: Option<u64>,
-    /// The percentage of its disk that the cache leaves free
+    /// The percentage of its disk that the cache leaves free.
     pub cache_min_free: Option<u8>,
-    /// Whether to go without the cache on disk
+    /// Whether to bypass the cache on disk.
     pub no_cache: Option<bool>,
     /// Whether to send no request at all.
     pub offline: Option<bool>,
 }
 
-/// The default of the longest stall: a loaded store can take some seconds for an answer.
+/// Default of the stall timeout: a loaded store can take some seconds for an answer.
 const DEFAULT_STALL_SECONDS: u32 = 20;
 
-/// The default of the longest outage: a server that restarts is back sooner.
+/// Default of the outage timeout: a server that restarts is back sooner.
 const DEFAULT_OUTAGE_SECONDS: u32 = 60;
 
-/// The default of the time between two looks: one request for each thousand names in so long costs next to nothing.
+/// Default of the poll interval: one request for each thousand names costs next to nothing this often.
 const DEFAULT_POLL_SECONDS: u32 = 5;
 
-/// The values of a time: within a day, an outage is an error.
+/// Valid times in seconds: an outage of a day is an error.
 pub const SECONDS_RANGE: RangeInclusive<u32> = 1..=86_400;
 
-/// The numbers of connections: no program has shown a use for more, and each takes a descriptor.
+/// Valid numbers of connections: no program has shown a use for more, and each takes a descriptor.
 pub const CONNECTIONS_RANGE: RangeInclusive<u16> = 1..=256;
 
-/// Percentages of a disk. One that must be free whole would take no block.
+/// Valid percentages of a disk. A disk that must stay wholly free could hold no block.
 pub const PERCENT_RANGE: RangeInclusive<u8> = 0..=99;
 
-/// What the process has stated.
+/// The overrides of this process.
 static OVERRIDES: Mutex<Option<RemoteOverrides>> = Mutex::new(None);
 
-/// States the options of this process. Sources that are open keep theirs.
+/// Sets the options of this process. Open sources keep theirs.
 pub fn set_remote_options(overrides: RemoteOverrides) {
     *lock(&OVERRIDES) = Some(overrides);
 }
 
 impl RemoteOptions {
-    /// The options of this process, now.
+    /// Resolves the options of this process.
     pub fn current() -> Result<RemoteOptions, RemoteError> {
         let overrides = lock(&OVERRIDES).clone().unwrap_or_default();
         RemoteOptions::new(overrides, |name| {
@@ -101,7 +101,7 @@ impl RemoteOptions {
         })
     }
 
-    /// The options of an environment, and what is stated above it.
+    /// Resolves overrides above an environment.
     fn new(
         overrides: RemoteOverrides,
         variable: impl Fn(&str) -> Option<String>,
@@ -121,8 +121,8 @@ impl RemoteOptions {
             offline,
         } = overrides;
         let environment = Environment { variable };
-        let seconds = |stated, name, default| {
-            let seconds = environment.number(stated, name, SECONDS_RANGE)?;
+        let seconds = |argument, name, default| {
+            let seconds = environment.number(argument, name, SECONDS_RANGE)?;
             Ok::<_, RemoteError>(Duration::from_secs(seconds.unwrap_or(default).into()))
         };
         Ok(RemoteOptions {
@@ -156,7 +156,7 @@ impl RemoteOptions {
     }
 }
 
-/// Reads options from variables, below what is stated.
+/// Variables that set options without an override.
 struct Environment<V> {
     variable: V,
 }
@@ -168,9 +168,9 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
     }
 
     /// An option that is on or off, by the first variable that is set.
-    fn switch(&self, stated: Option<bool>, names: &[&'static str]) -> Result<bool, RemoteError> {
-        if let Some(stated) = stated {
-            return Ok(stated);
+    fn switch(&self, argument: Option<bool>, names: &[&'static str]) -> Result<bool, RemoteError> {
+        if let Some(argument) = argument {
+            return Ok(argument);
         }
         let mut set = names.iter().filter_map(|&name| Some((name, self.value(name)?)));
         let Some((name, value)) = set.next() else { return Ok(false) };
@@ -181,9 +181,9 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
         }
     }
 
-    /// A number of bytes, as people write them.
-    fn size(&self, stated: Option<u64>, name: &'static str) -> Result<Option<u64>, RemoteError> {
-        let (None, Some(value)) = (stated, self.value(name)) else { return Ok(stated) };
+    /// A number of bytes, such as `200G`.
+    fn size(&self, argument: Option<u64>, name: &'static str) -> Result<Option<u64>, RemoteError> {
+        let (None, Some(value)) = (argument, self.value(name)) else { return Ok(argument) };
         match parse_size(&value) {
             Ok(size) => Ok(Some(size)),
             Err(_) => {
@@ -196,14 +196,14 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
     /// A number in a range.
     fn number<N>(
         &self,
-        stated: Option<N>,
+        argument: Option<N>,
         name: &'static str,
         range: RangeInclusive<N>,
     ) -> Result<Option<N>, RemoteError>
     where
         N: std::str::FromStr + PartialOrd + std::fmt::Display,
     {
-        let (None, Some(value)) = (&stated, self.value(name)) else { return Ok(stated) };
+        let (None, Some(value)) = (&argument, self.value(name)) else { return Ok(argument) };
         match value.trim().parse() {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
             _ => {
@@ -244,13 +244,13 @@ mod tests {
         let found = options(none(), &variables).unwrap();
         assert_eq!((found.allow_http, found.anonymous, found.connections), (true, false, Some(9)));
         assert_eq!(found.stall_timeout, Duration::from_secs(7));
-        let stated = RemoteOverrides {
+        let argument = RemoteOverrides {
             allow_http: Some(false),
             stall_timeout: Some(3),
             connections: Some(2),
             ..none()
         };
-        let found = options(stated, &variables).unwrap();
+        let found = options(argument, &variables).unwrap();
         assert_eq!((found.allow_http, found.connections), (false, Some(2)));
         assert_eq!(found.stall_timeout, Duration::from_secs(3));
     }

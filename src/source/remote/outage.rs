@@ -1,4 +1,4 @@
-//! The outage of one store, as all its readers see it: those that come late do not wait as long again.
+//! The outage of one store, which its readers share: a late reader does not wait the whole timeout again.
 //!
 //! An outage begins with a request that fails for now, and ends with the next answer. The log has one line when readers
 //! begin to notice it, and one when the server is back.
@@ -11,7 +11,7 @@ use crate::threads::lock;
 
 use super::error::{RemoteError, StoreFailure};
 
-/// An outage that is shorter is not logged: servers that are loaded answer 503 now and then.
+/// The shortest outage that is logged: loaded servers answer 503 now and then.
 const MIN_LOGGED_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The longest time after a failed request in which others fail with it. Short, so that a server that is back is noticed.
@@ -22,7 +22,7 @@ const MAX_SHARED_INTERVAL: Duration = Duration::from_secs(2);
 pub struct OutageWatch {
     /// The store, for the log.
     name: String,
-    /// How long an outage is waited for. One whose last failure is so long ago is over, or was never noticed.
+    /// The outage timeout. An outage whose last failure is older than it counts as over.
     timeout: Duration,
     is_away: AtomicBool,
     outage: Mutex<Option<Outage>>,
@@ -69,7 +69,7 @@ impl OutageWatch {
         waited
     }
 
-    /// The time of the outage, and whether it is to be logged now.
+    /// Records a failure. Returns the length of the outage, and whether to log it now.
     fn record(&self, message: &str, attempt: Duration, now: Instant) -> (Duration, bool) {
         let mut outage = lock(&self.outage);
         let is_same = |outage: &Outage| now.duration_since(outage.failed_at) < self.timeout;
@@ -85,7 +85,7 @@ impl OutageWatch {
         (waited, is_logged && !was_logged)
     }
 
-    /// Fails a request that would only find out what another has just found out.
+    /// Fails a request if another has just found out that the server is away.
     pub fn check(&self, timeout: Duration) -> Result<(), StoreFailure> {
         if !self.is_away.load(Relaxed) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! When a request that failed is sent again: with growing pauses, until nothing came for too long.
+//! Retries of failed requests: with growing pauses, until the server was silent for too long.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ pub struct RetryBudget {
     outage: Arc<OutageWatch>,
     outage_timeout: Duration,
     last_progress: Instant,
-    attempt_began: Instant,
+    attempt_start: Instant,
     pause: Duration,
 }
 
 impl RetryBudget {
-    /// A budget that ends when nothing came for that long, to this read or to any other of the store.
+    /// A budget that ends when neither this read nor any other of the store received bytes for that long.
     pub fn new(
         outage_timeout: Duration,
         outage: Arc<OutageWatch>,
@@ -35,7 +35,7 @@ impl RetryBudget {
             outage,
             outage_timeout,
             last_progress: now,
-            attempt_began: now,
+            attempt_start: now,
             pause: FIRST_RETRY_INTERVAL,
         })
     }
@@ -46,13 +46,13 @@ impl RetryBudget {
         self.pause = FIRST_RETRY_INTERVAL;
     }
 
-    /// Waits before the next attempt, or says that there is none.
+    /// Waits before the next attempt. The error ends the retries.
     pub async fn wait_after(&mut self, failure: StoreFailure) -> Result<(), StoreFailure> {
         let StoreFailure::Transient { message, retry_after } = failure else {
             return Err(failure);
         };
-        let of_store = self.outage.on_failure(&message, self.attempt_began.elapsed());
-        let waited = self.last_progress.elapsed().max(of_store);
+        let store_outage = self.outage.on_failure(&message, self.attempt_start.elapsed());
+        let waited = self.last_progress.elapsed().max(store_outage);
         let pause = retry_after.unwrap_or_else(|| with_jitter(self.pause));
         if waited + pause > self.outage_timeout {
             let error = RemoteError::Outage { waited, last: message };
@@ -61,7 +61,7 @@ impl RetryBudget {
         tracing::debug!(why = message, ?pause, "a request is sent again");
         count_retry();
         tokio::time::sleep(pause).await;
-        self.attempt_began = Instant::now();
+        self.attempt_start = Instant::now();
         self.pause = (self.pause * 2).min(MAX_RETRY_INTERVAL);
         Ok(())
     }

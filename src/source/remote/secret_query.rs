@@ -16,10 +16,10 @@ use super::error::RemoteError;
 /// The longest file with a query string: presigned URLs with tokens of sessions have some kilobytes.
 const MAX_QUERY_BYTES: u64 = 64 << 10;
 
-/// Parts of a query string that are so short are no secrets: they are left where a message has them.
+/// The shortest value that is redacted: shorter ones are no secrets.
 const MIN_SECRET_BYTES: usize = 8;
 
-/// What standard input and pipes had: they can be read once.
+/// The texts of standard input and pipes, which can be read only once.
 static PIPED_TEXTS: Mutex<BTreeMap<QuerySource, Arc<str>>> = Mutex::new(BTreeMap::new());
 
 /// The query string of a URL, and where it was read.
@@ -31,7 +31,7 @@ pub struct SecretQuery {
 }
 
 impl std::fmt::Debug for SecretQuery {
-    // Not the text.
+    // The text is never shown.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SecretQuery").field("source", &self.source).finish_non_exhaustive()
     }
@@ -65,7 +65,7 @@ impl SecretQuery {
         url.set_query(Some(&query));
     }
 
-    /// Reads it again, and returns whether it is another one now.
+    /// Reads it again, and returns whether it changed.
     pub fn refresh(&self) -> Result<bool, RemoteError> {
         let text = read_query(&self.source, &self.url)?;
         let before = std::mem::replace(&mut *lock(&self.text), Arc::clone(&text));
@@ -91,7 +91,7 @@ impl SecretQuery {
     }
 }
 
-/// A value as it is behind its percent signs.
+/// A value without percent-encoding.
 fn decode(value: &str) -> String {
     let pair = format!("a={value}");
     let url = Url::parse(&format!("http://host/?{pair}")).ok();

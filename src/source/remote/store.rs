@@ -32,13 +32,13 @@ use super::secret_query::SecretQuery;
 use super::transport::Connector;
 use super::version::{ObjectVersion, short_hash};
 
-/// The longest outage before a store has answered once: its address may be wrong.
+/// The outage timeout before the first answer of a store: its address may be wrong.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The body of an answer, in pieces.
 pub type ObjectBody = BoxStream<'static, Result<bytes::Bytes, StoreFailure>>;
 
-/// What a store states of an object without its bytes.
+/// Metadata of an object, as a store states it.
 pub struct ObjectHead {
     pub meta: ObjectMeta,
     /// An empty object can mark a directory, and web servers answer with a page in place of one.
@@ -68,7 +68,7 @@ pub struct RemoteStore {
     client: Option<StoreClient>,
     /// Renews what the client's requests are authorized by.
     authorization: Authorization,
-    /// The URL that it was opened for, of which it is the host.
+    /// A URL of the store.
     url: SourceUrl,
     /// The process that opened it: connections do not survive a fork.
     pid: u32,
@@ -89,7 +89,7 @@ pub struct RemoteStore {
 }
 
 impl std::fmt::Debug for RemoteStore {
-    // Not the client, which has the credentials.
+    // The client has credentials, which are never shown.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RemoteStore").field("kind", &self.url.kind).finish_non_exhaustive()
     }
@@ -112,7 +112,7 @@ struct StoreKey {
     pid: u32,
 }
 
-/// How the settings of a kind of store begin, which its client finds in the environment.
+/// Prefixes of the variables that the client of a kind of store reads.
 fn setting_prefixes(kind: StoreKind) -> &'static [&'static str] {
     match kind {
         StoreKind::S3 => &["AWS_", "HOME"],
@@ -165,7 +165,7 @@ impl RemoteStore {
         }
         let identity = format!("{:?} {} {}", url.kind, key.endpoint, url.host);
         let cache = DiskCache::shared(&options.cache);
-        let mut authorization = Authorization::of_query(query);
+        let mut authorization = Authorization::with_query(query);
         let client = match options.offline {
             true => None,
             false => Some(build_client(url, &options, &mut authorization)?),
@@ -282,17 +282,17 @@ impl RemoteStore {
         ObjectPath::parse(key).map_err(|_| StoreFailure::Missing)
     }
 
-    /// The answer of the client. One that says no is an answer, too.
-    fn answered<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
-        let answer = self.began(answer);
+    /// Records an answer of the server. A refusal is an answer, too.
+    fn record_answer<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+        let answer = self.record_start(answer);
         if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.outage.on_answer();
         }
         answer
     }
 
-    /// The beginning of an answer, whose body may not come.
-    fn began<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
+    /// Records the start of an answer, whose body may not come.
+    fn record_start<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
         if answer.as_ref().is_err_and(asks_for_less) {
             self.gate.on_busy();
         }
@@ -324,7 +324,7 @@ impl RemoteStore {
             GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
         if self.authorization.query.is_some() {
             let answer = self.client()?.objects.get_opts(&path, first_byte).await;
-            let meta = self.answered(answer)?.meta;
+            let meta = self.record_answer(answer)?.meta;
             return Ok(ObjectHead { meta, may_be_directory: false });
         }
         let options = GetOptions { head: true, ..GetOptions::default() };
@@ -338,7 +338,7 @@ impl RemoteStore {
             }
             answer => answer,
         };
-        let answer = self.answered(answer)?;
+        let answer = self.record_answer(answer)?;
         let is_page = self.url.kind == StoreKind::Http
             && answer.attributes.get(&Attribute::ContentType).is_some_and(|content_type| {
                 content_type.as_ref().to_ascii_lowercase().starts_with("text/html")
@@ -371,7 +371,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(range.clone())),
             ..GetOptions::default()
         };
-        let answer = self.began(self.client()?.objects.get_opts(&path, options).await)?;
+        let answer = self.record_start(self.client()?.objects.get_opts(&path, options).await)?;
         let found = ObjectVersion::new(&answer.meta).map_err(StoreFailure::Permanent)?;
         if !version.matches(&found) {
             return Err(StoreFailure::Changed);
@@ -382,7 +382,7 @@ impl RemoteStore {
         Ok(answer.into_stream().map_err(StoreFailure::from).boxed())
     }
 
-    /// Whether the server refuses a read of a version that an object does not have.
+    /// Whether the server honours If-Match: it must refuse a version that the object does not have.
     pub async fn compares_versions(&self, key: &str) -> Result<bool, StoreFailure> {
         let path = self.object_path(key)?;
         let options = GetOptions {
@@ -390,7 +390,7 @@ impl RemoteStore {
             range: Some(GetRange::Bounded(0..1)),
             ..GetOptions::default()
         };
-        match self.answered(self.client()?.objects.get_opts(&path, options).await) {
+        match self.record_answer(self.client()?.objects.get_opts(&path, options).await) {
             Ok(_) => Ok(false),
             Err(StoreFailure::Changed) => Ok(true),
             Err(failure) => Err(failure),
@@ -431,7 +431,7 @@ impl RemoteStore {
             ) => StoreFailure::Permanent(RemoteError::NoListing),
             (_, failure) => failure,
         };
-        self.answered(page).map_err(no_listing)
+        self.record_answer(page).map_err(no_listing)
     }
 }
 

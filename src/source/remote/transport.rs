@@ -72,7 +72,7 @@ fn address_refused(rule: AddressRule, url: &Url) -> TransportError {
     }
 }
 
-/// The rule of what the user names. On a foreign network, the address of a metadata server belongs to anybody.
+/// The rule for hosts that the user names. On a foreign network, any host may have a metadata server's address.
 fn address_rule(options: &RemoteOptions) -> AddressRule {
     let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
     match options.instance_metadata || is_container {
@@ -142,7 +142,8 @@ fn http_client(
     builder.build()
 }
 
-/// Asks a server for nothing in particular, without credentials. Returns the headers of its answer, of any status.
+/// Sends a request without credentials, to see whether the server answers. Returns the headers of
+/// its answer, of any status.
 pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, TransportError> {
     if url.scheme() == "http" && !options.allow_http {
         return Err(TransportError::PlainHttp);
@@ -274,14 +275,14 @@ impl HttpService for Transport {
     }
 }
 
-/// An answer that is no part of an object: a listing, without the names that cannot be shown, or why there is none.
+/// Reads a whole answer that is no part of an object. A listing loses the names that cannot be shown.
 async fn whole_answer(body: reqwest::Body) -> Result<bytes::Bytes, TransportError> {
     let broken = |_| TransportError::Connection("the answer broke or is too long".to_owned());
     let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(broken)?.to_bytes();
     let Some((kept, count)) = remove_unusable_names(&body) else { return Ok(body) };
     tracing::warn!(
         count,
-        "names in a store are not shown: an empty segment, `.`, `..` or a control character is in each"
+        "names in a store are not shown: each has an empty segment, `.`, `..` or a control character"
     );
     Ok(kept.into())
 }

@@ -14,7 +14,7 @@ import urllib.parse
 
 from stores import NO_CREDENTIALS, PATIENCE, SECRET
 
-# Keys of a user that has not logged in: they may take roles, and do nothing else.
+# Keys of a user that has not logged in: they may only assume roles.
 USER_KEY, USER_SECRET = "key-of-a-user", f"{SECRET}-of-a-user"
 
 SSO_TOKEN, IDENTITY_TOKEN = f"{SECRET}-of-sso", f"{SECRET}-of-an-identity"
@@ -92,7 +92,7 @@ class Cloud:
         return key, secret, token, expires
 
     def expire(self):
-        """Has all keys expire, whatever was said of them."""
+        """Expires all keys before their stated time."""
         self.keys = {key: (secret, token, 0) for key, (secret, token, _) in self.keys.items()}
 
     def answer(self, request):

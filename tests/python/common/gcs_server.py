@@ -1,4 +1,4 @@
-"""Plays Google Cloud Storage: the requests by XML that clients read objects with. No emulator that can be installed answers
+"""Imitates Google Cloud Storage: the XML requests by which clients read objects. No emulator that can be installed answers
 its listing. Prints its port.
 
 Keys are bytes until a key is parsed: `//` and `..` are names like others, as in the real one."""

@@ -1,4 +1,4 @@
-"""Stores of every kind beside moto's, for the tests that all kinds have to pass."""
+"""Stores of every kind but moto's, for the tests that all kinds must pass."""
 
 import base64
 import datetime
@@ -147,7 +147,7 @@ class Folder:
     def put(self, key, body):
         path = self.folder / BUCKET / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Never seen half written.
+        # Renamed when it is whole: no reader sees half a file.
         written = self.folder / f"written-{threading.get_ident()}"
         written.write_bytes(body)
         written.rename(path)
@@ -205,7 +205,7 @@ class Local(Folder):
         pass
 
 
-# Each kind by name: what it is made of, whether it needs a folder, and what it needs to be installed.
+# Each kind by name: its class, whether it needs a folder, and the programs that it needs.
 KINDS = {
     "local": (Local, True, sys.executable),
     "moto": (Moto, False, MOTO),

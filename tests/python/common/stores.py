@@ -21,7 +21,7 @@ MISSING = "NOT TESTED: stores; `. scripts/setup.sh` sets CKPTFS_MOTO_PYTHON"
 # The bucket, container or folder of every store.
 BUCKET = "bucket"
 
-# Nothing of the user's own is found.
+# Hides the user's own settings and credentials.
 NO_CREDENTIALS = {
     "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_REGION": "us-east-1",
 }  # fmt: skip
@@ -93,7 +93,7 @@ class Store:
             return answer.read()
 
     def fault(self, **faults):
-        """What is done to requests from now on: nothing, without arguments."""
+        """Sets the faults of later requests; without arguments, there are none."""
         self._control("PUT", "/__faults", json.dumps(faults).encode())
         self._control("PUT", "/__stats", b"")
 
@@ -110,7 +110,7 @@ class Store:
 class Moto(Store):
     """A bucket of moto."""
 
-    # It refuses those keys, or makes paths of them.
+    # moto refuses keys that no file can have, or makes paths of them.
     keys_that_are_no_paths = []
 
     def __init__(self):
@@ -135,7 +135,7 @@ class Moto(Store):
         }  # fmt: skip
 
     def send(self, method, path, body=b"", **headers):
-        # moto wants to see that a request is signed, and does not look at how.
+        # moto requires a signature, and does not check it.
         credential = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
         return super().send(method, path, body, Authorization=credential, **headers)
 

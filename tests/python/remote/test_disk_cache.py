@@ -312,7 +312,7 @@ def test_loads_use_the_cache_or_pass_it_by(store, models, cache):
     folder, url, _ = models
     expected = load_file(folder / "sharded", backend="pread")
     size = sum(tensor.nbytes for tensor in expected.values())
-    # Past it: nothing of a tensor is kept.
+    # A load past the cache keeps no tensor.
     check_same(load_file(f"{url}/sharded", cache=False), expected)
     assert package.last_report().remote >= size and package.last_report().disk_cached == 0
     assert sum(path.stat().st_size for path in blocks(cache)) < size / 2
@@ -340,7 +340,7 @@ def test_the_package_fetches_ahead(store, models, cache, capsys):
     try:
         store.fault(is_down=True)
         check_same(load_file(f"{url}/sharded"), load_file(folder / "sharded", backend="pread"))
-        with pytest.raises(package.SafetensorError, match="no request is sent offline"):
+        with pytest.raises(package.SafetensorError, match="--offline sends no request"):
             load_file(f"{url}/dcp")
     finally:
         package.configure(offline=None)

@@ -1,4 +1,4 @@
-"""What is asked of a store to list directories and to open shards: how many requests, and how many at once."""
+"""Requests that list directories and open shards: their number, and how many are in flight at once."""
 
 import os
 import time

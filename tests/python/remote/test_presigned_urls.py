@@ -61,7 +61,7 @@ def test_a_presigned_url_is_read_by_every_way(ckptfs, mounts, web, presigned, mo
         [shown] = [path for path in mount.point.iterdir()]
         # Not mapped: the server runs in this process, and a page fault would hold its lock.
         check_same(load(shown.read_bytes()), expected)
-        # The mount has the query, and does not hand it on.
+        # The mount keeps its query string to itself.
         check_same(load_file(shown, backend="pread"), expected)
     file.write_text(query)
     # The shards of an index lie beside it.
@@ -117,7 +117,7 @@ def test_an_expired_query_is_read_again_from_its_file(mounts, web, presigned, mo
     with pytest.raises(OSError):
         path.read_bytes()
     refused = ckptfs("inspect", f"{url}?@{file}")
-    assert refused.code == FAILED and "it has expired, or is of another object" in refused.stderr
+    assert refused.code == FAILED and "it has expired, or belongs to another object" in refused.stderr
     assert f"what to do: presign the URL again, and write it to {file}" in refused.stderr
     assert f"{url}?…" in refused.stderr and f"{url}?…" in mount.logged()
     [query] = web.queries

@@ -1,4 +1,4 @@
-"""`ckptfs doctor URL`: access is tried step by step, and the step that fails says what to do."""
+"""`ckptfs doctor URL`: tries access step by step; the step that fails has a remedy."""
 
 import http.server
 import socket
@@ -19,7 +19,7 @@ STEPS = [
 @pytest.fixture
 def doctor(ckptfs, store, monkeypatch):
     """The checks of a URL, without those of the machine: name, verdict, finding and remedy of each."""
-    # What is denied is asked for again, shortly.
+    # Denied requests are repeated, for a short time.
     monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "1")
     machine = ckptfs("doctor", "--json").json()
 

@@ -1,4 +1,4 @@
-"""Options of stores: the command line and `ckptfs.configure` above the environment, everywhere a source is taken."""
+"""Options of stores: the command line and `ckptfs.configure` above the environment, for every command that takes a source."""
 
 import ckptfs
 import pytest

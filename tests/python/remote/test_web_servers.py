@@ -113,7 +113,7 @@ def test_a_server_without_ranges_is_refused(ckptfs, python_server, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(save({"a": torch.ones(3)}))
     refused = ckptfs("inspect", f"{python_server}/model.safetensors")
     assert refused.code == REFUSED and "does not answer ranges" in refused.stderr, refused
-    assert "what to do: fetch it first" in refused.stderr
+    assert "what to do: download it" in refused.stderr
 
 
 @pytest.mark.parametrize("path", ["a%2Fb.safetensors", "%2e%2e/b.safetensors", "%ff.safetensors"])

@@ -38,7 +38,7 @@ pub(super) fn check_source(path: &Path) -> Vec<Check> {
 #[cfg(feature = "remote")]
 use super::store::check_url;
 
-/// Without stores, every URL is a problem.
+/// A build without stores reports every URL as a problem.
 #[cfg(not(feature = "remote"))]
 fn check_url(path: &Path) -> Option<Vec<Check>> {
     let refused = SourceError::NoRemote { path: path.to_path_buf() };

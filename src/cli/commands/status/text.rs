@@ -144,7 +144,7 @@ fn prefetch_text(stats: &MountStats) -> String {
     format!("{used:.0}% used, {wasted:.0}% wasted{replayed}")
 }
 
-/// What was asked of a store, and what it gives now.
+/// Bytes and requests of a store, its hit ratio and its rate now.
 fn store_text(stats: &MountStats) -> String {
     let store = &stats.store;
     let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! The server that the client of a URL asks.
+//! The address of the server behind a URL.
 
 use reqwest::Url;
 
@@ -52,7 +52,7 @@ impl ServerAddress {
         }
         let invalid = |_| RemoteError::Other { message: "the endpoint is no valid URL".to_owned() };
         let mut url: Url = endpoint.parse().map_err(invalid)?;
-        // What is neither host nor port may be a secret.
+        // Any other part of the URL may be a secret.
         let _ = url.set_username("");
         let _ = url.set_password(None);
         url.set_query(None);

@@ -1,4 +1,4 @@
-//! Where the credentials of a store come from. Their values are not looked at.
+//! Names the origin of a store's credentials, without their values.
 
 use crate::source::url::StoreKind;
 
@@ -14,7 +14,7 @@ const S3_VARIABLES: [(&str, &str); 4] = [
 ];
 
 const GCS_VARIABLES: [(&str, &str); 5] = [
-    ("STORAGE_EMULATOR_HOST", "none, as for every emulator"),
+    ("STORAGE_EMULATOR_HOST", "none, as for an emulator"),
     ("GOOGLE_SERVICE_ACCOUNT", "a service account"),
     ("GOOGLE_SERVICE_ACCOUNT_PATH", "a service account"),
     ("GOOGLE_SERVICE_ACCOUNT_KEY", "a service account"),
@@ -28,7 +28,7 @@ const AZURE_VARIABLES: [(&str, &str); 7] = [
     ("AZURE_STORAGE_SAS_KEY", "a shared access signature"),
     ("AZURE_CLIENT_SECRET", "a service principal"),
     ("AZURE_FEDERATED_TOKEN_FILE", "a workload identity"),
-    ("AZURE_STORAGE_USE_EMULATOR", "those of every emulator"),
+    ("AZURE_STORAGE_USE_EMULATOR", "those of the emulator"),
 ];
 
 /// Names the origin of the credentials of an open store.

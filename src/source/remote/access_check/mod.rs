@@ -1,6 +1,6 @@
 //! Tries step by step whether a URL can be read, for `ckptfs doctor`.
 //!
-//! Each step has a finding. The first that fails ends the check: those behind it need it. No finding has a credential.
+//! Each step has a finding. The first that fails ends the check, because later steps need it. No finding has a credential.
 
 mod address;
 mod credential_origin;
@@ -24,7 +24,7 @@ pub struct AccessStep {
     pub what: &'static str,
     /// The finding, and what it means.
     pub says: String,
-    /// Whether it works, and what to do if not.
+    /// The outcome, with a remedy if it is a failure or a limit.
     pub outcome: StepOutcome,
 }
 
@@ -33,9 +33,9 @@ pub struct AccessStep {
 pub enum StepOutcome {
     /// The step succeeded.
     Works,
-    /// The step succeeded with a limit; has what to do about that.
+    /// The step succeeded with a limit; has a remedy.
     Limited(String),
-    /// The step failed; has what to do about that.
+    /// The step failed; has a remedy.
     Fails(String),
 }
 

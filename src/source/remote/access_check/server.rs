@@ -15,7 +15,7 @@ use super::{AccessStep, Steps};
 /// The time that a name server or a connection may take: over satellites they take a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The difference of clocks from which on servers refuse signatures: some do after 5 minutes, others after 15.
+/// The clock skew at which servers may refuse signatures: some do after 5 minutes, others after 15.
 const MAX_CLOCK_SKEW_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// Variables that name a proxy.

@@ -1,4 +1,4 @@
-//! What a store's requests are authorized by, and what is done when a store denies it.
+//! Authorization of a store's requests, and the reaction to a denial.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use super::super::secret_query::SecretQuery;
 use super::renewal::{RenewalLimit, RenewedCredentials};
 use crate::threads::lock;
 
-/// What can be renewed. What the clients find by themselves is not in it.
+/// Credentials and query string that can be renewed. Credentials that clients find by themselves are not in it.
 #[derive(Debug, Default)]
 pub struct Authorization {
     pub credentials: Option<Arc<RenewedCredentials>>,
@@ -16,8 +16,8 @@ pub struct Authorization {
 }
 
 impl Authorization {
-    /// The query string of a URL, if there is one.
-    pub fn of_query(query: Option<SecretQuery>) -> Authorization {
+    /// Authorization by the query string of a URL, if there is one.
+    pub fn with_query(query: Option<SecretQuery>) -> Authorization {
         Authorization { query: query.map(Arc::new), ..Authorization::default() }
     }
 
@@ -49,7 +49,7 @@ impl Authorization {
             StoreFailure::Permanent(
                 RemoteError::Denied { message } | RemoteError::Expired { message },
             ) => {
-                // With the query that was sent, before another is read.
+                // Redacts by the query that was sent, before another is read.
                 let message = query.redact(&message);
                 let mut limit = lock(&self.query_limit);
                 match query.refresh() {

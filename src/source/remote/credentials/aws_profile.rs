@@ -16,7 +16,7 @@ const DEFAULT_PROFILE: &str = "default";
 /// Sections by their names, as in brackets, each with its values.
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
-/// What both files have.
+/// Sections of both files.
 #[derive(Debug, Default)]
 pub struct AwsFiles {
     config: Sections,
@@ -40,8 +40,8 @@ impl AwsProfile {
 
     /// A value of the profile, or of its session of single sign-on.
     pub fn session_value(&self, name: &str) -> Option<&str> {
-        let of_session = || self.session.get(name).map(String::as_str);
-        self.value(name).or_else(of_session).filter(|value| !value.is_empty())
+        let session_entry = || self.session.get(name).map(String::as_str);
+        self.value(name).or_else(session_entry).filter(|value| !value.is_empty())
     }
 
     /// The option by which commands of AWS take this profile.
@@ -55,9 +55,9 @@ impl AwsProfile {
 
 /// The paths of both files, or of the files that stand for them.
 fn aws_paths() -> [PathBuf; 2] {
-    let path = |variable: &str, usual: &str| {
+    let path = |variable: &str, default_path: &str| {
         non_empty(variable)
-            .map_or_else(|| home().join(usual), |path| PathBuf::from(OsString::from(path)))
+            .map_or_else(|| home().join(default_path), |path| PathBuf::from(OsString::from(path)))
     };
     [
         path("AWS_CONFIG_FILE", ".aws/config"),
@@ -65,7 +65,7 @@ fn aws_paths() -> [PathBuf; 2] {
     ]
 }
 
-/// What tells a file from its earlier and later states, as long as it has another size, time or inode.
+/// Inode, size and time of a file, which change with its content.
 pub type FileStamp = Option<(u64, u64, i64, i64)>;
 
 fn stamp(path: &Path) -> FileStamp {
@@ -93,16 +93,16 @@ impl AwsFiles {
     /// The profile of a name; `None` if neither file has it.
     pub fn profile(&self, name: &str) -> Option<AwsProfile> {
         let section = format!("profile {name}");
-        let of_config = self.config.get(&section);
-        let of_config =
-            of_config.or_else(|| self.config.get(name).filter(|_| name == DEFAULT_PROFILE));
-        let of_secrets = self.secrets.get(name);
-        if of_config.is_none() && of_secrets.is_none() {
+        let config_values = self.config.get(&section);
+        let config_values =
+            config_values.or_else(|| self.config.get(name).filter(|_| name == DEFAULT_PROFILE));
+        let secret_values = self.secrets.get(name);
+        if config_values.is_none() && secret_values.is_none() {
             return None;
         }
-        let values: BTreeMap<String, String> = of_config
+        let values: BTreeMap<String, String> = config_values
             .into_iter()
-            .chain(of_secrets)
+            .chain(secret_values)
             .flatten()
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect();
@@ -112,8 +112,8 @@ impl AwsFiles {
         Some(AwsProfile { name: name.to_owned(), values, session: session.unwrap_or_default() })
     }
 
-    /// The profile that the environment names, or the default one, which may be missing. The name of one that is
-    /// missing otherwise.
+    /// The profile that the environment names, or the default one, which may be missing. The error is the name of a
+    /// missing profile.
     pub fn current_profile(&self) -> Result<AwsProfile, String> {
         let named = non_empty("AWS_PROFILE").or_else(|| non_empty("AWS_DEFAULT_PROFILE"));
         let name = named.as_deref().unwrap_or(DEFAULT_PROFILE);

@@ -1,4 +1,4 @@
-//! Where the credentials of S3 come from, as the environment and the profiles of `~/.aws` say. Nothing is asked yet.
+//! Finds the source of S3 credentials in the environment and the profiles of `~/.aws`. No request is sent.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::super::error::CredentialError;
 use super::aws_profile::{AwsFiles, AwsProfile};
 use super::non_empty;
 
-/// The most profiles that take their credentials from one another: each costs a request.
+/// Maximum length of a chain of profiles, each with credentials of the next: each costs a request.
 const MAX_PROFILE_DEPTH: usize = 5;
 
 /// The name of a session of a role, where the user gives none.
@@ -21,7 +21,7 @@ pub struct AwsKeys {
 }
 
 impl std::fmt::Debug for AwsKeys {
-    // Not what is secret.
+    // Keys are never shown.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AwsKeys").finish_non_exhaustive()
     }
@@ -32,9 +32,9 @@ impl std::fmt::Debug for AwsKeys {
 pub enum AwsSource {
     /// Keys in the environment or in a profile.
     Keys(AwsKeys),
-    /// A role that is taken with other credentials.
+    /// A role that other credentials assume.
     Role { role: AwsRole, base: Box<AwsSource> },
-    /// A role that is taken with the token of an identity, which a file has.
+    /// A role that an identity assumes, by its token in a file.
     WebIdentity { role: AwsRole, token_file: PathBuf },
     /// Single sign-on: a token that `aws sso login` has left.
     SingleSignOn(SsoAccount),
@@ -42,7 +42,7 @@ pub enum AwsSource {
     Process { command: String, profile: String },
 }
 
-/// A role, and how it is taken.
+/// A role, and the parameters to assume it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwsRole {
     pub arn: String,
@@ -144,7 +144,7 @@ fn role_of_profile(profile: &AwsProfile, arn: &str) -> AwsRole {
     }
 }
 
-/// The source of the credentials that a role is taken with.
+/// The source of the credentials that assume a role.
 fn base_of_role(
     files: &AwsFiles,
     profile: &AwsProfile,

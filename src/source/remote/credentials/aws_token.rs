@@ -1,4 +1,4 @@
-//! Asks for the temporary credentials of a source: of the token service (STS), of single sign-on, or of a command.
+//! Fetches temporary credentials from the token service (STS), single sign-on or a command.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use super::{home, non_empty};
 /// The largest file with a token.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
-/// Where and how temporary credentials are asked for.
+/// The services that give temporary credentials.
 #[derive(Clone, Debug)]
 pub struct TokenServices {
     pub client: HttpClient,
@@ -28,7 +28,7 @@ pub struct TokenServices {
     pub endpoint: Option<String>,
 }
 
-/// Credentials, and when they expire.
+/// Credentials, and the time at which they expire.
 #[derive(Debug)]
 pub struct TemporaryCredential {
     pub credential: AwsCredential,
@@ -36,7 +36,7 @@ pub struct TemporaryCredential {
     pub expires_at: Option<DateTime<Utc>>,
 }
 
-/// Why there are none.
+/// The reason that a source gave no credentials.
 #[derive(Debug)]
 pub enum TokenError {
     /// It will fail again.
@@ -96,11 +96,11 @@ fn read_token(path: &Path) -> std::io::Result<String> {
 
 impl TokenServices {
     /// The endpoint of a service: its own or the one for all that the environment states, or the cloud's.
-    fn endpoint(&self, service: &str, usual: String) -> String {
+    fn endpoint(&self, service: &str, default_endpoint: String) -> String {
         non_empty(&format!("AWS_ENDPOINT_URL_{service}"))
             .or_else(|| non_empty("AWS_ENDPOINT_URL"))
             .or_else(|| self.endpoint.clone())
-            .unwrap_or(usual)
+            .unwrap_or(default_endpoint)
     }
 
     async fn assume_role(
@@ -176,8 +176,8 @@ impl TokenServices {
     /// The credentials of a role of an account, for the token of a login.
     async fn sso_role(&self, account: &SsoAccount) -> Result<TemporaryCredential, TokenError> {
         let token = read_sso_token(account)?;
-        let usual = format!("https://portal.sso.{}.amazonaws.com", account.region);
-        let endpoint = self.endpoint("SSO", usual);
+        let default_endpoint = format!("https://portal.sso.{}.amazonaws.com", account.region);
+        let endpoint = self.endpoint("SSO", default_endpoint);
         let mut url = parse_endpoint(&endpoint, "/federation/credentials")?;
         url.query_pairs_mut()
             .append_pair("role_name", &account.role_name)

@@ -1,6 +1,6 @@
-//! Credentials as users of each cloud have them. What the clients find in the environment by themselves is left to them.
+//! Finds credentials where users of each cloud keep them, beyond those that clients find in the environment.
 //!
-//! None is asked of a metadata server unless the user says so: on another network, such an address belongs to anybody.
+//! No metadata server is asked unless the user allows it: on another network, any host may have its address.
 
 mod authorization;
 mod aws_profile;
@@ -30,7 +30,7 @@ use renewal::{RenewedCredentials, missing_profile};
 /// The region of requests where none is stated.
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// What the profile and the environment state for S3, beside what the client finds by itself.
+/// Settings of S3 in the profile and the environment that the client does not find by itself.
 #[derive(Debug, Default)]
 pub struct AwsSettings {
     pub region: Option<String>,
@@ -54,8 +54,8 @@ fn home() -> PathBuf {
     std::env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from)
 }
 
-/// The state of the file with the regions and endpoints of profiles: another state may be another client. Credentials
-/// in files are not in it, because clients read these anew.
+/// The state of the file with the regions and endpoints of profiles: a change may need another client. The file of
+/// credentials is left out, because clients read it again.
 pub fn aws_config_state() -> String {
     let [config, _] = aws_profile::aws_stamps();
     format!("{config:?}")
@@ -78,16 +78,16 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
         ..AwsSettings::default()
     };
     if options.anonymous {
-        // The client asks for credentials all the same, unless it has some. They are not sent.
+        // A client without credentials would look for some. These are never sent.
         let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
         settings.provider = Some(Arc::new(StaticCredentialProvider::new(none)));
         return Ok(settings);
     }
     let source = find_source(&files, &profile)?;
-    let of_environment = non_empty("AWS_ACCESS_KEY_ID").is_some();
+    let has_environment_keys = non_empty("AWS_ACCESS_KEY_ID").is_some();
     match source {
         // Keys of the environment stay as they are for as long as the process lives.
-        Some(AwsSource::Keys(_)) if of_environment => {}
+        Some(AwsSource::Keys(_)) if has_environment_keys => {}
         Some(_) => {
             let region = non_empty("AWS_REGION")
                 .or_else(|| non_empty("AWS_DEFAULT_REGION"))
@@ -148,7 +148,7 @@ fn gcp_default_path() -> PathBuf {
     folder.join("application_default_credentials.json")
 }
 
-/// That file, where the client does not look for it by itself.
+/// The file of `gcloud`'s login, where the client does not look for it by itself.
 pub fn gcp_default_file() -> Option<PathBuf> {
     let is_stated = GCP_VARIABLES.iter().any(|name| is_set(name));
     let moved = (!is_stated && is_set("CLOUDSDK_CONFIG")).then(gcp_default_path);

@@ -1,6 +1,6 @@
 //! Credentials of S3 that are renewed, because a mount lives for days.
 //!
-//! That is before they expire, when the store says that they have, and when the files that they come from change.
+//! They are renewed before they expire, when the store calls them expired, and when their files change.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -21,10 +21,10 @@ use crate::threads::lock;
 /// begins with the old ones ends in time.
 const RENEWAL_MARGIN: TimeDelta = TimeDelta::minutes(5);
 
-/// How long credentials are used at least, however soon they expire: clocks differ.
+/// Minimum use of credentials, however soon they expire: clocks differ.
 const MIN_USE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether the files of the profile have changed.
+/// The time between two checks of the profile's files for a change.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause after a renewal that failed while the old credentials are still valid.
@@ -36,8 +36,8 @@ const RENEWAL_GRACE_INTERVAL: Duration = Duration::from_secs(2);
 /// How soon a renewal that did not help is tried again.
 const USELESS_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Decides whether a request that was denied is worth another attempt. Without that, a denial would be asked for again
-/// and again.
+/// Decides whether a denied request is worth another attempt. Without it, a denied request would be repeated without
+/// end.
 #[derive(Debug, Default)]
 pub struct RenewalLimit {
     last: Option<Instant>,
@@ -91,7 +91,7 @@ pub struct RenewedCredentials {
 }
 
 impl std::fmt::Debug for RenewedCredentials {
-    // Not the credentials.
+    // Credentials are never shown.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RenewedCredentials").finish_non_exhaustive()
     }
@@ -108,8 +108,7 @@ fn current_source() -> Result<Option<AwsSource>, CredentialError> {
 pub fn missing_profile(name: String) -> CredentialError {
     CredentialError {
         why: format!("there is no profile {name} in ~/.aws"),
-        remedy: "list those that there are: aws configure list-profiles; and set AWS_PROFILE"
-            .to_owned(),
+        remedy: "set AWS_PROFILE to a profile that exists: aws configure list-profiles".to_owned(),
     }
 }
 
