@@ -243,23 +243,23 @@ def test_a_cache_that_is_removed_while_in_use_is_made_anew(mounts, ckptfs, store
 
 def test_the_least_recently_used_blocks_make_room(ckptfs, store, cache, tmp_path):
     for n in range(6):
-        store_tensor(store, f"many/{n}/model.safetensors", n, tmp_path)
+        store_tensor(store, f"evicted/{n}/model.safetensors", n, tmp_path)
     # A twentieth more than needed is removed.
     limit = 4 * 300_000 * 4
     options = ["--cache-size", str(limit)]
     for n in range(6):
-        exported(ckptfs, f"s3://bucket/many/{n}", tmp_path, *options)
+        exported(ckptfs, f"s3://bucket/evicted/{n}", tmp_path, *options)
         # The first one is used again and again. The clock that marks uses is coarser than this test.
         for path in blocks(cache):
-            if is_of(path, "many/0/"):
+            if is_of(path, "evicted/0/"):
                 os.utime(path, (time.time() + 3600, path.stat().st_mtime))
             else:
                 os.utime(path, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
     left = ckptfs("cache", "ls", "--json").json()
     assert sum(one["disk_bytes"] for one in left) <= limit
     names = {one["url"] for one in left}
-    assert "s3://bucket/many/0/model.safetensors" in names and "s3://bucket/many/5/model.safetensors" in names
-    assert "s3://bucket/many/1/model.safetensors" not in names
+    assert "s3://bucket/evicted/0/model.safetensors" in names and "s3://bucket/evicted/5/model.safetensors" in names
+    assert "s3://bucket/evicted/1/model.safetensors" not in names
 
 
 def is_of(block, part):
