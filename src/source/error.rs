@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use crate::shell_word::shell_word;
 
 use super::missing::{describe_missing, missing_remedy, no_client_remedy};
+use super::url::is_source_url;
 
 /// A file or directory that cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,7 @@ pub enum SourceError {
         root: PathBuf,
     },
     /// The file is no longer the one that was parsed.
-    #[error("{path}: changed on disk since it was read")]
+    #[error("{path}: changed {} since it was read", place_of(.path))]
     Changed {
         /// The changed file.
         path: PathBuf,
@@ -110,6 +111,11 @@ fn dead_mountpoint(path: &Path) -> &Path {
 pub(crate) const WAIT_REMEDY: &str =
     "wait until the program that writes it is done, then open it again";
 
+/// Words for where the bytes of a path lie.
+fn place_of(path: &Path) -> &'static str {
+    if is_source_url(path) { "in its store" } else { "on disk" }
+}
+
 impl SourceError {
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
@@ -147,6 +153,9 @@ impl SourceError {
             SourceError::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
             SourceError::OutsideRoot { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
+            }
+            SourceError::Changed { path } if is_source_url(path) => {
+                "open it again; if that fails too, check that its server states the same ETag in every answer"
             }
             SourceError::Changed { .. } | SourceError::Truncated { .. } => WAIT_REMEDY,
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {

@@ -339,7 +339,7 @@ impl From<object_store::Error> for StoreFailure {
                 // For listings, only the client's words have the status.
                 let is_denied =
                     DENIED_STATUSES.iter().any(|words| error.to_string().contains(words));
-                StoreFailure::Permanent(match message.contains("non-partial response") {
+                StoreFailure::Permanent(match error.to_string().contains("non-partial response") {
                     true => RemoteError::NoRanges,
                     false if is_denied => RemoteError::Denied { message },
                     false => RemoteError::Other { message },
@@ -364,8 +364,7 @@ const EXPIRY_CODES: [&str; 5] = [
 /// Whether an answer says that other credentials are needed.
 fn says_expired(error: &dyn std::error::Error) -> bool {
     let text = error.to_string();
-    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
-    code.is_some_and(|(code, _)| EXPIRY_CODES.contains(&code))
+    answer_code(&text).is_some_and(|code| EXPIRY_CODES.contains(&code))
 }
 
 /// Whether a store asks for fewer requests: S3's SlowDown is 503.
@@ -391,22 +390,60 @@ fn find_source<'a, E: std::error::Error + 'static>(
     None
 }
 
-/// The longest text of a server that a message has.
+/// The longest text of the client that a message has.
 const MAX_DETAIL_CHARS: usize = 200;
 
-/// The error's own words on one line. A server's answer can be a page.
+/// The longest code of a store, such as `InvalidAccessKeyId`.
+const MAX_CODE_BYTES: usize = 40;
+
+/// An error on one line. Of an answer, only its status and its code: servers repeat what they were sent, credentials
+/// and query strings among it.
 fn describe(error: &dyn std::error::Error) -> String {
     let text = error.to_string();
-    // An answer in XML has the reason in its message.
-    let text =
-        match text.split_once("<Message>").and_then(|(_, rest)| rest.split_once("</Message>")) {
-            Some((message, _)) => message,
-            None => &text,
-        };
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let line: String = words.join(" ").chars().filter(|c| !c.is_control()).collect();
-    match line.char_indices().nth(MAX_DETAIL_CHARS) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
+    if let Some((_, answer)) = text.split_once("status code: ") {
+        let status: String = answer.chars().take_while(char::is_ascii_digit).take(3).collect();
+        let code = answer_code(answer).map(|code| format!(" {code}")).unwrap_or_default();
+        return format!("HTTP {status}{code}");
+    }
+    // The client's own words come before those of an answer, and before a query string.
+    let own = text.split(['<', '{', '"', '?']).next().unwrap_or_default();
+    let words: Vec<&str> = own.split_whitespace().collect();
+    words.join(" ").chars().filter(|c| !c.is_control()).take(MAX_DETAIL_CHARS).collect()
+}
+
+/// The code in an answer of S3 and servers of its protocol.
+pub fn answer_code(answer: &str) -> Option<&str> {
+    let (_, rest) = answer.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let is_code = code.len() <= MAX_CODE_BYTES && code.bytes().all(|b| b.is_ascii_alphabetic());
+    is_code.then_some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_server_repeats_is_shown() {
+        let shown = |text: &str| describe(&std::io::Error::other(text.to_owned()));
+        for (text, expected) in [
+            (
+                "Error performing GET http://h/k?X-Amz-Signature=SECRET in 1ms - Server returned non-2xx status code: 403 Forbidden: {\"e\":\"/k?X-Amz-Signature=SECRET\"}",
+                "HTTP 403",
+            ),
+            (
+                "Server returned non-2xx status code: 400 Bad Request: <Error><Code>InvalidToken</Code><Message>bad token SECRET</Message></Error>",
+                "HTTP 400 InvalidToken",
+            ),
+            ("status code: 400: <Code>SECRET1</Code>", "HTTP 400"),
+            (
+                "Error performing GET http://h/k?a=SECRET - broken",
+                "Error performing GET http://h/k",
+            ),
+            ("Got invalid list response: <a>SECRET</a>", "Got invalid list response:"),
+            ("Requested 0..5, got 1..6", "Requested 0..5, got 1..6"),
+        ] {
+            assert_eq!(shown(text), expected);
+        }
     }
 }

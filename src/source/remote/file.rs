@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt;
@@ -24,6 +25,9 @@ use super::version::ObjectVersion;
 
 /// Bytes of one request. With larger parts a load waits for the slowest connection; smaller ones cost more requests.
 const PART_BYTES: u64 = 8 << 20;
+
+/// Bytes that count as progress: a server that sends fewer in the time of a stall is away. That is 3 KB/s.
+const LEAST_PROGRESS_BYTES: u64 = 64 << 10;
 
 /// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
 const PAGE_BYTES: u64 = 64 << 10;
@@ -163,10 +167,11 @@ impl RemoteFile {
         };
         let mut reached = range.start;
         while reached < range.end {
-            let before = reached;
+            let (before, began) = (reached, Instant::now());
             if let Err(failure) = self.read_body(&store, range.end, &mut reached, &mut place).await
             {
-                if reached > before {
+                let is_fast = began.elapsed() < store.options.stall_timeout;
+                if reached - before >= LEAST_PROGRESS_BYTES || is_fast && reached > before {
                     budget.on_progress();
                 }
                 budget.wait_after(failure).await?;
@@ -188,6 +193,7 @@ impl RemoteFile {
         place: &mut impl FnMut(&[u8], u64),
     ) -> Result<(), StoreFailure> {
         let mut body = store.get(&self.key, &self.version, *reached..end).await?;
+        let (mut checked_at, mut checked) = (Instant::now(), *reached);
         while *reached < end {
             let next = tokio::time::timeout(store.options.stall_timeout, body.next()).await;
             let stalled = |_| StoreFailure::transient("the answer stalled");
@@ -201,6 +207,12 @@ impl RemoteFile {
             count_bytes(bytes.len());
             store.outage.on_answer();
             *reached += bytes.len() as u64;
+            if checked_at.elapsed() >= store.options.stall_timeout {
+                if *reached - checked < LEAST_PROGRESS_BYTES && *reached < end {
+                    return Err(StoreFailure::transient("the answer is too slow"));
+                }
+                (checked_at, checked) = (Instant::now(), *reached);
+            }
         }
         Ok(())
     }

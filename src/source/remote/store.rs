@@ -163,7 +163,11 @@ impl RemoteStore {
         if let Some(store) = known {
             return Ok(store);
         }
-        let identity = format!("{:?} {} {}", url.kind, key.endpoint, url.host);
+        let endpoint = match (url.kind, &*key.endpoint) {
+            (StoreKind::S3, "") => credentials::aws_profile_endpoint().unwrap_or_default(),
+            (_, endpoint) => endpoint.to_owned(),
+        };
+        let identity = format!("{:?} {endpoint} {}", url.kind, url.host);
         let cache = DiskCache::shared(&options.cache);
         let mut authorization = Authorization::with_query(query);
         let client = match options.offline {

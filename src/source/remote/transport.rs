@@ -38,6 +38,12 @@ const MAX_IDLE_CONNECTIONS: usize = 64;
 /// The longest answer that is no part of an object: a thousand names take less than a MiB.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
+/// The longest answer with a reason for an error: stores send some hundred bytes.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+
+/// A whole answer takes at most this many times the longest stall: a page of names has less than a MiB.
+const WHOLE_ANSWER_STALLS: u32 = 3;
+
 /// Variables by which a container says where its credentials are.
 const CONTAINER_VARIABLES: [&str; 2] =
     ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
@@ -260,18 +266,32 @@ impl HttpService for Transport {
             }
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
-            let body = match headers.contains_key(RANGE) {
-                true => HttpResponseBody::new(body.map_err(move |error| {
+            let body = if !status.is_success() {
+                error_answer(body, self.stall_timeout).await.into()
+            } else if headers.contains_key(RANGE) {
+                HttpResponseBody::new(body.map_err(move |error| {
                     // Until the whole body was read, or is dropped.
                     let _ = &in_flight;
                     HttpError::from(connection_error(&error, &url))
-                })),
-                false => whole_answer(body).await?.into(),
+                }))
+            } else {
+                let limit = self.stall_timeout * WHOLE_ANSWER_STALLS;
+                let slow = |_| TransportError::Connection("the answer is too slow".to_owned());
+                tokio::time::timeout(limit, whole_answer(body)).await.map_err(slow)??.into()
             };
             return Ok(HttpResponse::from_parts(parts, body));
         }
         let host = url.host_str().unwrap_or_default().to_owned();
         Err(TransportError::Redirect { host, why: "again and again" }.into())
+    }
+}
+
+/// Reads an answer whose status is an error. The status decides: what comes too late, or is too long, is left out.
+async fn error_answer(body: reqwest::Body, limit: Duration) -> bytes::Bytes {
+    let whole = Limited::new(body, MAX_ERROR_BYTES).collect();
+    match tokio::time::timeout(limit, whole).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(_)) | Err(_) => bytes::Bytes::new(),
     }
 }
 

@@ -120,6 +120,18 @@ def test_credentials_are_not_needed_offline_and_never_stored(ckptfs, store, mode
     assert ckptfs("inspect", "--offline", f"{url}/sharded").code == DONE
 
 
+def test_buckets_of_one_name_at_two_endpoints_are_two(ckptfs, store, models, cache, tmp_path, monkeypatch):
+    _, url, _ = models
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {store.address}\n")
+    assert ckptfs("fetch", f"{url}/sharded").code == DONE
+    assert ckptfs("inspect", "--offline", f"{url}/sharded").code == DONE
+    (tmp_path / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:1\n")
+    other = ckptfs("inspect", "--offline", f"{url}/sharded")
+    assert other.code == FAILED and "sends no request" in other.stderr
+
+
 def test_a_fetch_that_was_killed_goes_on(ckptfs, store, cache, tmp_path):
     tensors = {f"t{n}": torch.full((1 << 20,), float(n)) for n in range(24)}
     save_file(tensors, tmp_path / "t.safetensors")

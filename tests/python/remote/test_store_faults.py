@@ -5,6 +5,8 @@ import os
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from ckptfs.torch import load_file
@@ -176,3 +178,99 @@ def test_a_secret_is_shown_nowhere(ckptfs, mounts, store, models, impatient):
         assert refused.code == FAILED and "what to do: leave" in refused.stderr
         texts.append(refused.stderr)
     assert not any(SECRET in text or "AWS4-HMAC" in text for text in texts)
+
+
+@contextmanager
+def server_that(answer):
+    """A server whose answers to GET and HEAD are a function's: it has the handler."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            try:
+                answer(self)
+            except OSError:
+                pass
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 409, 416, 200])
+def test_what_a_server_repeats_is_not_shown(ckptfs, tmp_path, monkeypatch, impatient, status):
+    token = "IQoJb3Jp" + "Secret" * 20
+    signature = "0123456789abcdef" * 4
+
+    def repeat(handler):
+        sent = f"{handler.path} {handler.headers}"
+        body = f"<Error><Code>InvalidToken</Code><Message>bad {sent}</Message></Error>" if "xml" in handler.path else json.dumps({"e": sent})
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(body.encode())
+
+    with server_that(repeat) as address:
+        (tmp_path / "query").write_text(f"X-Amz-Signature={signature}")
+        for name, value in {
+            "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_SESSION_TOKEN": token, "AWS_REGION": "us-east-1",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        for name in ("json.safetensors", "xml.safetensors"):
+            for url in (f"s3://bucket/{name}", f"{address}/{name}?@{tmp_path}/query"):
+                refused = ckptfs("inspect", url)
+                assert refused.code in (FAILED, REFUSED) and "what to do: " in refused.stderr
+                shown = refused.stdout + refused.stderr
+                assert not any(part in shown for part in (token[8:24], signature[:12], SECRET, "Signature=")), shown
+
+
+@pytest.mark.parametrize("dripping", ["errors", "listings", "objects"])
+def test_a_server_that_drips_is_an_outage(ckptfs, monkeypatch, impatient, dripping):
+    def drip(handler):
+        is_listing = "list-type" in handler.path
+        if handler.command == "HEAD" and dripping == "objects":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "5000000")
+            handler.send_header("ETag", '"a"')
+            handler.send_header("Last-Modified", "Wed, 25 Nov 2026 10:00:00 GMT")
+            return handler.end_headers()
+        if dripping == "listings" and not is_listing:
+            return handler.send_error(404)
+        if is_listing and dripping == "objects":
+            return handler.send_error(403)
+        handler.send_response(403 if dripping == "errors" else 206 if dripping == "objects" else 200)
+        start = int((handler.headers["Range"] or "bytes=0-").split("=")[1].split("-")[0])
+        handler.send_header("Content-Length", str(65536 - start))
+        handler.send_header("Content-Range", f"bytes {start}-65535/5000000")
+        handler.send_header("ETag", '"a"')
+        handler.send_header("Last-Modified", "Wed, 25 Nov 2026 10:00:00 GMT")
+        handler.end_headers()
+        for _ in range(600):
+            handler.wfile.write(b" ")
+            time.sleep(0.1)
+
+    with server_that(drip) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
+        monkeypatch.setenv("CKPTFS_CONNECTIONS", "4")
+        began = time.monotonic()
+        name = "" if dripping == "listings" else "/x.safetensors"
+        refused = ckptfs("inspect", f"s3://bucket/models{name}")
+        assert refused.code == FAILED and "what to do: " in refused.stderr and time.monotonic() - began < 25, refused
+        assert dripping == "errors" or "gave nothing for" in refused.stderr, refused.stderr

@@ -10,7 +10,7 @@ use object_store::client::HttpClient;
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::super::error::{CredentialError, TransportError};
+use super::super::error::{CredentialError, TransportError, answer_code};
 use super::aws_source::{AwsRole, AwsSource, SsoAccount};
 use super::credential_process::run_credential_process;
 use super::{home, non_empty};
@@ -158,11 +158,10 @@ impl TokenServices {
         let answer = XmlAnswer(&text);
         if !status.is_success() {
             let arn = &role.arn;
-            let why = match (answer.value("Code"), answer.value("Message")) {
-                (Some(code), Some(message)) => {
-                    format!("STS refuses the role {arn}: {code}: {message}")
-                }
-                _ => format!("STS refuses the role {arn}: HTTP {status}"),
+            // Not its message: servers repeat what they were sent.
+            let why = match answer_code(&text) {
+                Some(code) => format!("STS refuses the role {arn}: {code}"),
+                None => format!("STS refuses the role {arn}: HTTP {status}"),
             };
             return Err(refused(
                 why,

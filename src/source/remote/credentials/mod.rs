@@ -61,6 +61,12 @@ pub fn aws_config_state() -> String {
     format!("{config:?}")
 }
 
+/// The endpoint of the current profile; `None` if there is no such profile, or it states none.
+pub fn aws_profile_endpoint() -> Option<String> {
+    let files = AwsFiles::read();
+    files.current_profile().ok()?.value("endpoint_url").map(str::to_owned)
+}
+
 /// Finds the profile's settings, and the source of the credentials of S3. No request is sent yet.
 pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError> {
     let files = AwsFiles::read();
