@@ -42,11 +42,20 @@ def test_the_introduction_lists_every_command():
     assert "--quiet" in introduction and "--version" in introduction
 
 
+# The options of stores, which several commands have, are those of another page.
+OF_STORES = long_options((REPOSITORY / "docs/remote.md").read_text().split("\n## Settings\n")[1].split("\n## ")[0])
+
+
+def test_the_page_of_stores_has_their_options():
+    printed_options = printed("ls", "--help").split("Object stores:\n")[1].split("\n\n")[0]
+    assert set(re.findall(r"^ +(--[a-z-]+)", printed_options, re.MULTILINE)) - OF_EVERY_COMMAND == OF_STORES
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_section_has_the_options_of_its_command(command):
     options = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", printed(command, "--help"), re.MULTILINE))
     text = section(command)
-    assert options - OF_EVERY_COMMAND <= long_options(text)
+    assert options - OF_EVERY_COMMAND - OF_STORES <= long_options(text)
     if command != "completions":  # It shares the section of `man`.
         in_table = re.findall(r"^\| (`-[^|]*) \|", text, re.MULTILINE)
         assert set().union(*map(long_options, in_table)) <= options
