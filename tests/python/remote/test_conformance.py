@@ -43,7 +43,7 @@ def stores_of_kinds(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    from conftest import write_models
+    from store_models import write_models
 
     folder = tmp_path_factory.mktemp("conformance")
     write_models(folder)
