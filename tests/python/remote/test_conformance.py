@@ -16,6 +16,7 @@ import store_kinds
 from compare import check_same
 from mounts import until
 from program import DONE, FAILED
+from store_models import write_models
 
 MODELS = ["sharded", "pickled", "dcp", "zero"]
 
@@ -43,8 +44,6 @@ def stores_of_kinds(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    from store_models import write_models
-
     folder = tmp_path_factory.mktemp("conformance")
     write_models(folder)
     return folder
