@@ -217,8 +217,7 @@ impl DiskCache {
 
     /// Removes the folder of an object that has no blocks. If another process adds one meanwhile, the folder stays.
     fn remove_if_empty(&self, folder: &ObjectFolder) {
-        let has_blocks = object_has_blocks(&folder.path);
-        if has_blocks {
+        if object_has_blocks(&folder.path) {
             return;
         }
         let version = folder.version();

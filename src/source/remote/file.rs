@@ -115,9 +115,17 @@ impl RemoteFile {
         let parts =
             out.chunks_mut(PART_BYTES as usize).zip((offset..).step_by(PART_BYTES as usize));
         let reads = parts.map(|(part, at)| async move { self.read_part(&mut [(at, part)]).await });
-        let read = block_on(try_join_all(reads))
-            .map_err(|error| self.error(StoreFailure::Permanent(RemoteError::Runtime(error))))?;
-        read.map(|_| ()).map_err(|failure| self.error(failure))
+        self.wait_for(try_join_all(reads)).map(|_| ())
+    }
+
+    /// Runs a read of this file on the calling thread.
+    fn wait_for<T>(
+        &self,
+        read: impl Future<Output = Result<T, StoreFailure>>,
+    ) -> Result<T, SourceError> {
+        block_on(read)
+            .unwrap_or_else(|error| Err(StoreFailure::Permanent(RemoteError::Runtime(error))))
+            .map_err(|failure| self.error(failure))
     }
 
     /// Reads one range into the targets that lie in it, from the cache on disk first.
@@ -290,9 +298,7 @@ impl FileHandle for RemoteFile {
     }
 
     fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError> {
-        let read = block_on(self.read_part(targets));
-        let read = read.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
-        read?.map_err(|failure| self.error(failure))
+        self.wait_for(self.read_part(targets))
     }
 
     fn is_state_known(&self) -> bool {
@@ -309,9 +315,7 @@ impl FileHandle for RemoteFile {
     }
 
     fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
-        let kept = block_on(self.read_range(range, &mut []));
-        let kept = kept.map_err(|e| self.error(StoreFailure::Permanent(RemoteError::Runtime(e))));
-        kept?.map(|_| ()).map_err(|failure| self.error(failure))
+        self.wait_for(self.read_range(range, &mut [])).map(|_| ())
     }
 
     fn uncached_bytes(&self, range: &Range<u64>) -> u64 {

@@ -13,7 +13,7 @@ use super::super::store::endpoint_of;
 #[derive(Debug)]
 pub struct ServerAddress {
     pub url: Url,
-    /// Of S3 alone.
+    /// The region of S3; other stores have none.
     pub region: Option<String>,
 }
 

@@ -22,7 +22,7 @@ const MAX_TOKEN_BYTES: u64 = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct TokenServices {
     pub client: HttpClient,
-    /// Of the store: its token service is asked.
+    /// The region of the store, whose token service is asked.
     pub region: String,
     /// The endpoint for all services that the profile states.
     pub endpoint: Option<String>,
