@@ -160,7 +160,11 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `verbose`: how much is logged: 1 adds events, 2 requests, 3 everything.
     - `metrics`: serve Prometheus metrics at this local address, such as "127.0.0.1:9100".
 
-    The others are those of object stores, by default as `ckptfs.configure` set them.
+    Options of object stores have the values that `ckptfs.configure` set, unless they are given here. It explains each:
+
+    - `allow_http`, `anonymous`, `instance_metadata`: access to a store.
+    - `stall_timeout`, `outage_timeout`, `poll_interval`, `connections`: time limits, and requests at once.
+    - `cache_dir`, `cache_size`, `cache_min_free`, `no_cache`, `offline`: the cache on disk.
 
     What the command would print as a note is in the `notes` of the `Mount`.
 
