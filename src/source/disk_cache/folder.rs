@@ -15,7 +15,8 @@ use crate::private_folder::{create_private, open_private};
 use crate::temp_file::TempFile;
 use crate::threads::lock;
 
-use super::block::{BlockError, BlockReader};
+use super::block::BlockError;
+use super::block_reader::BlockReader;
 use super::limits::{CacheOptions, DiskLimits};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
 use super::object::CachedObject;
@@ -30,12 +31,18 @@ const RESCAN_BYTES: u64 = 1 << 30;
 /// The pause of writes after a failure: a full disk is not tried for each block.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
+/// A block's path, with the process that opens it: in a forked child, no thread may be left to fill a slot.
+type BlockKey = (u32, PathBuf);
+
+/// A block, empty until it is open. Other readers wait for the one that opens it.
+type BlockSlot = Arc<Mutex<Option<Arc<BlockReader>>>>;
+
 /// The cache of a folder.
 #[derive(Debug)]
 pub struct DiskCache {
     folder: PathBuf,
     limits: DiskLimits,
-    open_blocks: Mutex<LruCache<PathBuf, Arc<BlockReader>>>,
+    open_blocks: Mutex<LruCache<BlockKey, BlockSlot>>,
     usage: Mutex<Usage>,
     paused_until: Mutex<Option<Instant>>,
 }
@@ -118,22 +125,28 @@ impl DiskCache {
         self.folder.join(id.to_string())
     }
 
-    pub(super) fn open_block(
+    /// Fills the targets in a part of a block. Without targets, only its header is compared.
+    pub(super) fn read_block(
         &self,
         path: &Path,
         object: &ObjectId,
-        range: &Range<u64>,
-    ) -> Result<Arc<BlockReader>, BlockError> {
-        if let Some(open) = lock(&self.open_blocks).get(path) {
-            return Ok(Arc::clone(open));
+        block: &Range<u64>,
+        part: &Range<u64>,
+        targets: &mut [(u64, &mut [u8])],
+    ) -> Result<(), BlockError> {
+        let slot = lock(&self.open_blocks).get_or_insert(block_key(path), Default::default).clone();
+        let mut opened = lock(&slot);
+        if let Some(reader) = opened.clone() {
+            drop(opened);
+            return reader.read(part, targets);
         }
-        let opened = Arc::new(BlockReader::open(path, object, range)?);
-        lock(&self.open_blocks).put(path.to_path_buf(), Arc::clone(&opened));
-        Ok(opened)
+        let reader = BlockReader::open(path, object, block, part, targets)?;
+        *opened = Some(Arc::new(reader));
+        Ok(())
     }
 
     pub(super) fn forget_block(&self, path: &Path) {
-        lock(&self.open_blocks).pop(path);
+        lock(&self.open_blocks).pop(&block_key(path));
     }
 
     /// Writes the manifest of an object, in a folder that is created with it.
@@ -281,7 +294,8 @@ impl DiskCache {
                 continue;
             }
             for block in &folder.blocks {
-                let opened = BlockReader::open(&block.path, &folder.id, &block.range);
+                let (id, range) = (&folder.id, &block.range);
+                let opened = BlockReader::open(&block.path, id, range, range, &mut []);
                 let is_whole = match opened.and_then(|reader| reader.verify()) {
                     Ok(()) => true,
                     Err(BlockError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -301,6 +315,10 @@ impl DiskCache {
         }
         Ok(())
     }
+}
+
+fn block_key(path: &Path) -> BlockKey {
+    (std::process::id(), path.to_path_buf())
 }
 
 fn object_has_blocks(folder: &Path) -> bool {

@@ -7,10 +7,13 @@
 //! Callers know versions, and whether one is still the newest: the cache has no network.
 
 mod block;
+mod block_file;
+mod block_reader;
 mod folder;
 mod limits;
 mod manifest;
 mod object;
+mod read_spans;
 mod usage;
 
 pub use folder::{CacheReport, DiskCache, RemovedBlocks};

@@ -109,11 +109,7 @@ impl CachedObject {
         targets: &mut [(u64, &mut [u8])],
     ) -> bool {
         let path = self.folder.join(block_name(block));
-        let read = self.cache.open_block(&path, &self.id, block).and_then(|reader| {
-            // Without targets the block itself is asked for.
-            if targets.is_empty() { Ok(()) } else { reader.read(part, targets) }
-        });
-        let Err(error) = read else {
+        let Err(error) = self.cache.read_block(&path, &self.id, block, part, targets) else {
             // A cache that was filled before may be read-only.
             let _ = self.keep_manifest();
             return true;

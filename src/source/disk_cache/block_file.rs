@@ -1,0 +1,138 @@
+//! The file of a block: read past the page cache, into place where that is aligned.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use memmap2::MmapMut;
+use rustix::fs::{Advice, CWD, Mode, OFlags, Timespec, Timestamps, fadvise, futimens, openat};
+use rustix::io::{Errno, preadv};
+
+use crate::source::page_cache::count_cached_pages;
+
+use super::block::{BlockError, HEADER_BYTES};
+use super::read_spans::{PAGE_BYTES, Span, plan_spans};
+
+/// Bytes that are read and compared at a time. A block in memory has 1 MiB; with the rest of its first and last
+/// checksum's bytes, it needs one read.
+pub const READ_BYTES: u64 = 2 << 20;
+
+/// Bytes between the header and the first read that are read with both: that is shorter than two reads.
+pub const MAX_GAP_BYTES: u64 = 128 << 10;
+
+/// Scratch memory of a thread. What a read needs not takes no memory.
+const SCRATCH_BYTES: usize = HEADER_BYTES + (MAX_GAP_BYTES + READ_BYTES) as usize + 2 * PAGE_BYTES;
+
+/// How often a block that is read is marked as used: eviction needs no finer times.
+const USE_INTERVAL: Duration = Duration::from_secs(600);
+
+thread_local! {
+    static SCRATCH: std::cell::RefCell<Option<MmapMut>> = const { std::cell::RefCell::new(None) };
+}
+
+/// The file of a block.
+#[derive(Debug)]
+pub struct BlockFile {
+    file: File,
+    /// Whether its reads bypass the page cache.
+    is_direct: bool,
+    /// The same file for cached pages.
+    buffered: OnceLock<Option<File>>,
+}
+
+impl BlockFile {
+    pub fn open(path: &Path) -> io::Result<BlockFile> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = |flags| openat(CWD, path, flags, Mode::empty()).map(File::from);
+        let (file, is_direct) = match open(flags | OFlags::DIRECT) {
+            // Its filesystem has no direct reads.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => (open(flags)?, false),
+            opened => (opened?, true),
+        };
+        Ok(BlockFile { file, is_direct, buffered: OnceLock::new() })
+    }
+
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Reads a range, which begins at a page, into spans, and copies to the targets what `check` finds right.
+    pub fn read<'a, T>(
+        &self,
+        range: &Range<u64>,
+        targets: impl Iterator<Item = (u64, &'a mut [u8])>,
+        check: impl FnOnce(&[Span<'_>]) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let scratch = match scratch {
+                Some(scratch) => scratch,
+                empty => empty.insert(MmapMut::map_anon(SCRATCH_BYTES)?),
+            };
+            let targets = targets.map(|(at, target)| (at, target));
+            let mut spans = plan_spans(range, targets, scratch);
+            self.fill(range, &mut spans)?;
+            let checked = check(&spans)?;
+            spans.iter_mut().for_each(Span::copy_out);
+            Ok(checked)
+        })
+    }
+
+    /// Reads cached pages from the page cache, and others past it: blocks take no memory twice.
+    fn fill(&self, range: &Range<u64>, spans: &mut [Span<'_>]) -> io::Result<()> {
+        let len = (range.end - range.start) as usize;
+        let is_cached = || {
+            let pages = range.end.div_ceil(PAGE_BYTES as u64) - range.start / PAGE_BYTES as u64;
+            count_cached_pages(self.file.as_fd(), range).unwrap_or(0) >= pages
+        };
+        if self.is_direct && !is_cached() {
+            let mut slices: Vec<_> = spans.iter_mut().map(Span::as_io_slice).collect();
+            // Whatever the filesystem cannot do directly, it does through the page cache.
+            if preadv(&self.file, &mut slices, range.start).is_ok_and(|read| read >= len) {
+                return Ok(());
+            }
+        }
+        let file = self.buffered().ok_or(io::ErrorKind::NotFound)?;
+        let mut done = 0;
+        for span in spans {
+            let needed = span.bytes.len().min(len - done);
+            file.read_exact_at(&mut span.bytes[..needed], range.start + done as u64)?;
+            done += needed;
+        }
+        Ok(())
+    }
+
+    fn buffered(&self) -> Option<&File> {
+        if !self.is_direct {
+            return Some(&self.file);
+        }
+        let open = || {
+            let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+            // Each read states what it needs.
+            let _ = fadvise(&file, 0, None, Advice::Random);
+            Some(File::from(file))
+        };
+        self.buffered.get_or_init(open).as_ref()
+    }
+
+    /// Marks a block as used now, unless it was marked lately.
+    pub fn mark_used(&self, used: i64) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = now.as_secs().cast_signed();
+        if now.abs_diff(used) < USE_INTERVAL.as_secs() {
+            return;
+        }
+        let omit = rustix::fs::UTIME_OMIT as _;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: now, tv_nsec: 0 },
+            last_modification: Timespec { tv_sec: 0, tv_nsec: omit },
+        };
+        // A cache that cannot be written to is not evicted from either.
+        let _ = futimens(&self.file, &times);
+    }
+}
