@@ -20,8 +20,8 @@ use super::shard_index::{IndexError, ShardIndex};
 use super::single_file::read_file;
 use super::truncated_list::TruncatedList;
 
-/// Threads that read shards. Most of their time is waiting for a cold disk, and the rest keeps every core busy.
-const MAX_READER_THREADS: usize = 8;
+/// Threads that compare names.
+const MAX_NAME_THREADS: usize = 8;
 
 /// Bytes that are read ahead of a shard at once: most headers are not longer.
 const HEADER_READAHEAD_BYTES: u64 = 256 << 10;
@@ -73,7 +73,7 @@ pub fn read_shards(
         if all > MAX_TENSOR_COUNT { Err(too_many()) } else { Ok(part) }
     };
     let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
-    let parts = parallel_map(&numbered, MAX_READER_THREADS, |&(number, shard)| {
+    let parts = parallel_map(&numbered, root.reader_threads(), |&(number, shard)| {
         let is_needed = number < first_failed.load(Relaxed);
         let part = is_needed.then(|| read(shard).map_err(|error| (shard.clone(), error)))?;
         if part.is_err() {
@@ -156,7 +156,7 @@ fn check_names(
 ) -> Result<Vec<String>, CheckpointError> {
     let indexed_shard = |name: &str| index.and_then(|index| index.shard_of(name));
     let shards: Vec<usize> = (0..ranges.len()).collect();
-    let misplaced = parallel_map(&shards, MAX_READER_THREADS, |&shard| {
+    let misplaced = parallel_map(&shards, MAX_NAME_THREADS, |&shard| {
         let is_misplaced = |name: &&str| indexed_shard(name) != Some(shard);
         let (tensors, refused) = ranges[shard].names(whole);
         let names: MisplacedNames<'_> =

@@ -119,6 +119,11 @@ impl Root {
         self.directory.link_target(inside)
     }
 
+    /// Threads that read headers of its files at once.
+    pub fn reader_threads(&self) -> usize {
+        self.directory.reader_threads()
+    }
+
     /// Whether the directory was removed since it was opened: it can never have entries again, even if another is
     /// created under its name.
     pub fn is_removed(&self) -> bool {

@@ -52,6 +52,9 @@ pub enum MetadataQuery {
     Link,
 }
 
+/// Threads that read headers on this machine: they wait for a cold disk, or keep every core busy.
+const LOCAL_READER_THREADS: usize = 8;
+
 /// A directory that bounds what may be opened. Paths are relative to it.
 pub trait SourceDirectory: fmt::Debug + Send + Sync {
     /// The path for messages.
@@ -103,6 +106,11 @@ pub trait SourceDirectory: fmt::Debug + Send + Sync {
 
     /// Refuses from now on to open anything on a device: it is our own mount of this directory.
     fn exclude_device(&self, _device: u64) {}
+
+    /// Threads that read headers of its files at once.
+    fn reader_threads(&self) -> usize {
+        LOCAL_READER_THREADS
+    }
 
     /// Whether the directory was removed since it was opened: it can never have entries again, even if another is
     /// created under its name.

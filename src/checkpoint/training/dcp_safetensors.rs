@@ -19,8 +19,7 @@ use crate::threads::parallel_map;
 
 use super::dcp_shard_set::{DcpShardSet, PlacedPiece, find_missing_part};
 use super::folder::{
-    MAX_READER_THREADS, check_no_root_key, check_rank_count, folder_path, in_folder, origin_note,
-    unrecorded_note,
+    check_no_root_key, check_rank_count, folder_path, in_folder, origin_note, unrecorded_note,
 };
 use crate::checkpoint::training_error::TrainingError;
 
@@ -79,7 +78,7 @@ pub fn read_folder(
         }
         Ok((file, pieces, metadata))
     };
-    let files = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let files = parallel_map(&numbered, root.reader_threads(), read);
     let files = files.into_iter().collect::<Result<Vec<_>, CheckpointError>>()?;
     check_names_unchanged(root, directory, names)?;
     let pieces = files.iter().zip(&set.shards).flat_map(|((_, pieces, _), shard)| {

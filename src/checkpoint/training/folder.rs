@@ -9,9 +9,6 @@ use crate::checkpoint::torch::TorchError;
 use crate::checkpoint::training_error::{TrainingError, count_ranks};
 use crate::source::Root;
 
-/// Threads that read files of ranks: as for shards, most of their time is waiting for a cold disk.
-pub const MAX_READER_THREADS: usize = 8;
-
 /// Turns an error into that of a checkpoint in this folder.
 pub fn in_folder(folder: &Path) -> impl Fn(TrainingError) -> CheckpointError + Copy + '_ {
     move |error| CheckpointError::Training { path: folder.to_path_buf(), error: Box::new(error) }

@@ -23,8 +23,7 @@ use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
 use super::folder::{
-    MAX_READER_THREADS, RankFileError, check_rank_count, folder_path, in_folder, origin_note,
-    unrecorded_note,
+    RankFileError, check_rank_count, folder_path, in_folder, origin_note, unrecorded_note,
 };
 use crate::checkpoint::training_error::TrainingError;
 
@@ -78,7 +77,7 @@ pub fn read_folder(
     };
     check_rank_count(set.names.len() as u64, options).map_err(error)?;
     let numbered: Vec<(usize, &(u32, String))> = set.names.iter().enumerate().collect();
-    let ranks = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let ranks = parallel_map(&numbered, root.reader_threads(), read);
     let ranks = ranks.into_iter().collect::<Result<Vec<RankContents>, CheckpointError>>()?;
     let found = ranks.len() as u64;
     let recorded_size = set.check_recorded_ranks(&ranks).map_err(error)?;

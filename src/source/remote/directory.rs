@@ -23,6 +23,9 @@ use super::runtime::block_on;
 use super::store::{ObjectHead, RemoteStore};
 use super::version::{ObjectVersion, short_hash};
 
+/// Threads that read headers at once, each with one small request at a time: for the network, a few connections.
+const READER_THREADS: usize = 32;
+
 /// The time for retries of the first request for a name, before its listing is requested.
 const FIRST_LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -257,6 +260,10 @@ impl RemoteDirectory {
 type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, StoreFailure>> + Send + 'a>>;
 
 impl SourceDirectory for RemoteDirectory {
+    fn reader_threads(&self) -> usize {
+        READER_THREADS
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }

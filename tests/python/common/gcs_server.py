@@ -99,6 +99,8 @@ class Server(BaseHTTPRequestHandler):
         self.reply(204)
 
 
+# Connections that come at once wait here: the kernel drops those that find no room, and they return seconds later.
+ThreadingHTTPServer.request_queue_size = 128
 server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
 server.daemon_threads = True
 print(server.server_port, flush=True)

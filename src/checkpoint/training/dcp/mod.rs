@@ -89,7 +89,7 @@ pub fn read_folder(
     if let Some((_, data)) = files.iter().zip(&data_files).find(|(file, _)| file.size() == 0) {
         return Err(error(TrainingError::EmptyFile { name: data.name.clone() }));
     }
-    let boxes = read_pieces(&tensors, &files).map_err(piece_error)?;
+    let boxes = read_pieces(&tensors, &files, root.reader_threads()).map_err(piece_error)?;
     for (file, data) in files.iter().zip(&data_files) {
         check_length(file, data).map_err(error)?;
     }

@@ -9,11 +9,10 @@ use crate::checkpoint::training_error::TrainingError;
 use crate::source::{OpenFile, ReadAt, SourceError};
 use crate::threads::parallel_map;
 
-use super::super::folder::MAX_READER_THREADS;
 use super::table::{TablePiece, TableTensor};
 
 /// Pieces that a thread takes at a time.
-const BATCH_LEN: usize = 64;
+const MAX_BATCH_LEN: usize = 64;
 
 /// Bytes of the first and of the last read of a piece. All of an archive but the tensor fits in them: torch writes
 /// records of a few hundred bytes before and after it.
@@ -26,12 +25,14 @@ type PieceNumber = (usize, usize);
 pub fn read_pieces(
     tensors: &[TableTensor],
     files: &[OpenFile],
+    threads: usize,
 ) -> Result<Vec<Vec<TensorBox>>, PieceError> {
     let numbers: Vec<PieceNumber> = (0..tensors.len())
         .flat_map(|n| (0..tensors[n].pieces.len()).map(move |piece| (n, piece)))
         .collect();
-    let batches: Vec<&[PieceNumber]> = numbers.chunks(BATCH_LEN).collect();
-    let read = parallel_map(&batches, MAX_READER_THREADS, |batch| {
+    let batch_len = numbers.len().div_ceil(threads).clamp(1, MAX_BATCH_LEN);
+    let batches: Vec<&[PieceNumber]> = numbers.chunks(batch_len).collect();
+    let read = parallel_map(&batches, threads, |batch| {
         let read = |&(n, piece): &PieceNumber| {
             let (tensor, piece) = (&tensors[n], &tensors[n].pieces[piece]);
             let bytes = read_piece(tensor, piece, &files[piece.file as usize])?;

@@ -22,9 +22,7 @@ use crate::checkpoint::tensor::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::folder::{
-    MAX_READER_THREADS, check_no_root_key, check_rank_count, folder_path, in_folder, origin_note,
-};
+use super::folder::{check_no_root_key, check_rank_count, folder_path, in_folder, origin_note};
 use crate::checkpoint::training_error::TrainingError;
 use states::{ModelStates, OptimStates};
 pub use universal::read_universal_folder;
@@ -63,7 +61,7 @@ pub fn read_folder(
         states.map_err(|e| e.into_checkpoint_error(name, error))
     };
     let (mut model_states, mut optim_states) = (Vec::new(), Vec::new());
-    for states in parallel_map(&all, MAX_READER_THREADS, read) {
+    for states in parallel_map(&all, root.reader_threads(), read) {
         match states? {
             RankStates::Model(states) => model_states.push(states),
             RankStates::Optim(states) => optim_states.push(states),

@@ -19,7 +19,7 @@ use crate::checkpoint::training_error::TrainingError;
 use crate::source::{OpenFile, Root, SourceError, SourceFile};
 use crate::threads::parallel_map;
 
-use super::super::folder::{MAX_READER_THREADS, check_no_root_key, folder_path, in_folder};
+use super::super::folder::{check_no_root_key, folder_path, in_folder};
 use super::states::{ModelStates, UniversalWeight};
 use super::zero_files::ZeroFiles;
 use super::{insert, join_frozen, value_count};
@@ -54,7 +54,7 @@ pub fn read_universal_folder(
         let states = ModelStates::read(file, OriginId(number as u32), name);
         states.map_err(|e| e.into_checkpoint_error(name, error))
     };
-    let read = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let read = parallel_map(&numbered, root.reader_threads(), read);
     let states = read.into_iter().collect::<Result<Vec<ModelStates>, CheckpointError>>()?;
     // Each is closed again: there may be more of them than a process may hold open.
     let read = |&(number, path): &(usize, &&String)| {
@@ -72,7 +72,7 @@ pub fn read_universal_folder(
         Ok((Arc::clone(file.file()), weight))
     };
     let numbered: Vec<(usize, &&String)> = paths.iter().enumerate().collect();
-    let read = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let read = parallel_map(&numbered, root.reader_threads(), read);
     type FileAndWeight = (Arc<SourceFile>, UniversalWeight);
     let read = read.into_iter().collect::<Result<Vec<FileAndWeight>, CheckpointError>>()?;
     let (files, weights): (Vec<Arc<SourceFile>>, Vec<UniversalWeight>) = read.into_iter().unzip();
