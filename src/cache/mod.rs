@@ -99,7 +99,9 @@ impl Cache {
         let file = Arc::clone(reader.virtual_file());
         let (executors, counters) = (Arc::clone(&self.executors), Arc::clone(&self.counters));
         let log_throttle = Arc::clone(&self.log_throttle);
-        let sources = FileSources::new(reader, executors, Arc::clone(&counters), log_throttle);
+        let memory_limit = self.blocks.memory_limit();
+        let sources =
+            FileSources::new(reader, executors, memory_limit, Arc::clone(&counters), log_throttle);
         let preferred = sources.preferred_readahead().unwrap_or(LOCAL_WINDOW_BYTES);
         let readahead =
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };

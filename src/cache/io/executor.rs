@@ -22,6 +22,9 @@ const STORE_THREAD_COUNT: usize = 64;
 /// Threads of a store that prefetch. Each fills a part; their parts together take at most half the default memory limit.
 pub const STORE_PREFETCH_THREAD_COUNT: usize = 32;
 
+/// The memory limit for each thread of a store: a reader for whom no buffer is free takes scratch memory beside it.
+const LIMIT_BYTES_PER_STORE_THREAD: u64 = 2 << 20;
+
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -42,19 +45,25 @@ pub enum DeviceKind {
     Disk,
     /// Another machine's filesystem.
     Network,
-    /// A store, with the maximum number of requests for parts at once.
-    Store { max_requests: usize },
+    /// A store, with the number of all threads and of those that prefetch.
+    Store { threads: usize, prefetch_threads: usize },
 }
 
 impl DeviceKind {
+    /// A store that takes so many requests for parts at once. A small memory limit allows fewer.
+    pub fn store(max_requests: usize, memory_limit: u64) -> DeviceKind {
+        let threads = (memory_limit / LIMIT_BYTES_PER_STORE_THREAD) as usize;
+        let threads = threads.clamp(LOCAL_THREAD_COUNT, STORE_THREAD_COUNT);
+        let prefetch_threads = (threads / 2).min(max_requests).min(STORE_PREFETCH_THREAD_COUNT);
+        DeviceKind::Store { threads, prefetch_threads }
+    }
+
     /// The numbers of all threads and of those that prefetch.
     fn thread_counts(self) -> (usize, usize) {
         match self {
             DeviceKind::Disk => (LOCAL_THREAD_COUNT, LOCAL_THREAD_COUNT),
             DeviceKind::Network => (REMOTE_THREAD_COUNT, REMOTE_THREAD_COUNT),
-            DeviceKind::Store { max_requests } => {
-                (STORE_THREAD_COUNT, max_requests.min(STORE_PREFETCH_THREAD_COUNT))
-            }
+            DeviceKind::Store { threads, prefetch_threads } => (threads, prefetch_threads),
         }
     }
 }
@@ -340,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_reader_of_a_store_waits_for_no_prefetch() {
-        let executor = IoExecutor::new(DeviceKind::Store { max_requests: 2 });
+        let executor = IoExecutor::new(DeviceKind::store(2, 1 << 30));
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let (sender, ran) = channel();

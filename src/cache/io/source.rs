@@ -64,11 +64,12 @@ impl FileSources {
     pub fn new(
         reader: Arc<VirtualFileReader>,
         executors: Arc<ExecutorSet>,
+        memory_limit: u64,
         counters: Arc<AtomicCounters>,
         log_throttle: Arc<LogThrottle>,
     ) -> FileSources {
         let origins = reader.virtual_file().origins().len() as u32;
-        let open = |number| OriginReader::new(OriginId(number), &reader, &executors);
+        let open = |number| OriginReader::new(OriginId(number), &reader, &executors, memory_limit);
         let sources = (0..origins).map(open).collect();
         let permanent_error = OnceLock::new();
         FileSources {
@@ -230,7 +231,7 @@ impl FileSources {
     }
 
     /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns where
-    /// in the buffer the range lies; alignment may have read bytes before it.
+    /// in the buffer the range lies: as far from a whole page as in the source.
     pub fn read_run(
         &self,
         source: BlockSource,
@@ -240,14 +241,14 @@ impl FileSources {
         let source = self.source(source);
         let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
         let len = before + (range.end - range.start) as usize;
-        let start = range.start - before as u64;
-        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
+        let aligned = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
         let file = source.file.as_ref();
-        let is_direct = file.map_or(Ok(false), |(file, _)| file.read_direct(out, start))?;
-        if is_direct {
+        let read_direct =
+            |(file, _): &(FileReader, _)| file.read_direct(aligned, range.start - before as u64);
+        if file.map_or(Ok(false), read_direct)? {
             self.counters.direct_bytes.fetch_add(len as u64, Relaxed);
         } else {
-            source.read_through(&self.reader, &mut out[..len], start)?;
+            source.read_through(&self.reader, &mut out[before..len], range.start)?;
             self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
         }
         Ok(before..len)
@@ -404,7 +405,12 @@ impl Drop for FileSources {
 }
 
 impl OriginReader {
-    fn new(id: OriginId, reader: &VirtualFileReader, executors: &ExecutorSet) -> OriginReader {
+    fn new(
+        id: OriginId,
+        reader: &VirtualFileReader,
+        executors: &ExecutorSet,
+        memory_limit: u64,
+    ) -> OriginReader {
         let file = reader.file(id).map(|file| {
             let file = FileReader::new(file);
             let guard = file.guard_reads();
@@ -414,7 +420,7 @@ impl OriginReader {
         let device = file.as_ref().map(|(file, _)| file.open_file().file().identity().dev);
         let preferred = file.as_ref().and_then(|(file, _)| file.preferred_requests());
         let kind = match preferred {
-            Some(preferred) => DeviceKind::Store { max_requests: preferred.max_count },
+            Some(preferred) => DeviceKind::store(preferred.max_count, memory_limit),
             None if is_local => DeviceKind::Disk,
             None => DeviceKind::Network,
         };

@@ -1,10 +1,9 @@
 //! An object of one version, read in parts.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use futures_util::future::try_join_all;
@@ -19,6 +18,7 @@ use crate::source::store::{FileHandle, PreferredRequests};
 use crate::threads::lock;
 
 use super::error::{RemoteError, StoreFailure};
+use super::pages::{FilePages, PAGE_BYTES};
 use super::runtime::block_on;
 use super::store::RemoteStore;
 use super::version::ObjectVersion;
@@ -29,20 +29,8 @@ const PART_BYTES: u64 = 8 << 20;
 /// Bytes that count as progress: a server that sends fewer in the time of a stall is away. That is 3 KB/s.
 const LEAST_PROGRESS_BYTES: u64 = 64 << 10;
 
-/// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
-const PAGE_BYTES: u64 = 64 << 10;
-
-/// Pages of one open file that are kept. A parser reads a header, or the entries at the end, and returns to them.
-const MAX_PAGE_COUNT: usize = 256;
-
-/// Pages that are fetched at once where they are read in order, as for tensors whose values lie apart.
-const MAX_RUN_PAGES: u64 = 64;
-
 /// A sixteenth of an object may be missing in the cache on disk: what a first load did not need.
 const ON_DISK_MARGIN_DIVISOR: u64 = 16;
-
-/// A page, empty until it was fetched. A reader that needs it waits for the one that fetches it.
-type PageSlot = Mutex<Option<Vec<u8>>>;
 
 /// An object that is open. Each read is of the version that was opened, or fails.
 #[derive(Debug)]
@@ -52,37 +40,12 @@ pub struct RemoteFile {
     version: ObjectVersion,
     /// The URL for messages.
     path: PathBuf,
-    pages: Mutex<PageTable>,
-    page_run: Mutex<PageRun>,
+    pages: FilePages,
     /// Blocks of it in the cache on disk; `None` without a cache.
     cached: Option<CachedObject>,
     /// Whether reads bypass the cache on disk.
     bypasses_cache: AtomicBool,
     is_on_disk: OnceLock<bool>,
-}
-
-/// The pages of a file. A forked child begins anew: another thread may have been fetching one.
-#[derive(Debug, Default)]
-struct PageTable {
-    pid: u32,
-    slots: HashMap<u64, Arc<PageSlot>>,
-}
-
-/// The pages that were fetched last.
-#[derive(Debug, Default)]
-struct PageRun {
-    end: u64,
-    len: u64,
-}
-
-impl PageRun {
-    /// The number of pages to fetch from a page on.
-    fn next(&mut self, number: u64) -> u64 {
-        let is_in_order = self.end == number && number > 0;
-        self.len = if is_in_order { (self.len * 2).min(MAX_RUN_PAGES) } else { 1 };
-        self.end = number + self.len;
-        self.len
-    }
 }
 
 impl RemoteFile {
@@ -92,22 +55,13 @@ impl RemoteFile {
         version: ObjectVersion,
         path: PathBuf,
     ) -> RemoteFile {
-        let (pages, page_run, bypasses_cache, is_on_disk) = Default::default();
+        let (bypasses_cache, is_on_disk) = Default::default();
+        let pages = FilePages::new();
         if !version.is_strong() {
             store.note_weak_version();
         }
         let cached = store.cached_object(&key, &version);
-        RemoteFile {
-            store,
-            key,
-            version,
-            path,
-            pages,
-            page_run,
-            cached,
-            bypasses_cache,
-            is_on_disk,
-        }
+        RemoteFile { store, key, version, path, pages, cached, bypasses_cache, is_on_disk }
     }
 
     /// Reads a range in parts that are fetched at once, each into its place.
@@ -231,7 +185,7 @@ impl RemoteFile {
         while done < out.len() {
             let at = offset + done as u64;
             let number = at / PAGE_BYTES;
-            let slot = self.page_slot(number);
+            let slot = self.pages.slot(number);
             let mut page = lock(&slot);
             let bytes = match &mut *page {
                 Some(bytes) => bytes,
@@ -248,29 +202,19 @@ impl RemoteFile {
     /// Fetches a page: the first of a run, which is longer the longer pages are read in order. The others of the run
     /// are kept. Returns the page.
     fn fetch_pages(&self, number: u64) -> Result<Vec<u8>, SourceError> {
-        let run = lock(&self.page_run).next(number);
+        let run = self.pages.next_run(number);
         let start = number * PAGE_BYTES;
         let end = (start + run * PAGE_BYTES).min(self.version.size);
         let mut bytes = vec![0; (end - start) as usize];
         self.read_parts(&mut bytes, start)?;
         for (others, page) in bytes.chunks(PAGE_BYTES as usize).enumerate().skip(1) {
             // A page that another reader fetches just now is left to it.
-            if let Ok(mut slot) = self.page_slot(number + others as u64).try_lock() {
+            if let Ok(mut slot) = self.pages.slot(number + others as u64).try_lock() {
                 slot.get_or_insert_with(|| page.to_vec());
             }
         }
         bytes.truncate(PAGE_BYTES as usize);
         Ok(bytes)
-    }
-
-    fn page_slot(&self, number: u64) -> Arc<PageSlot> {
-        let mut pages = lock(&self.pages);
-        let pid = std::process::id();
-        let is_full = pages.slots.len() >= MAX_PAGE_COUNT && !pages.slots.contains_key(&number);
-        if is_full || pages.pid != pid {
-            *pages = PageTable { pid, slots: HashMap::new() };
-        }
-        Arc::clone(pages.slots.entry(number).or_default())
     }
 
     /// Whether the cache on disk had nearly all of it when that was first asked.
@@ -360,18 +304,5 @@ pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) 
         StoreFailure::Transient { message, .. } => {
             SourceError::Remote { path, action, error: Box::new(RemoteError::Other { message }) }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_in_order_are_fetched_in_growing_runs() {
-        let mut run = PageRun::default();
-        assert_eq!([0, 1, 3, 7].map(|number| run.next(number)), [1, 2, 4, 8]);
-        assert_eq!(run.next(100), 1);
-        assert_eq!(run.next(101), 2);
     }
 }

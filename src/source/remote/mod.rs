@@ -19,6 +19,7 @@ mod listing;
 mod listing_filter;
 mod options;
 mod outage;
+mod pages;
 mod retry;
 mod runtime;
 mod secret_query;
