@@ -37,7 +37,7 @@ thread_local! {
 
 /// The file of a block.
 #[derive(Debug)]
-pub struct BlockFile {
+pub struct OpenBlockFile {
     file: File,
     /// Whether its reads bypass the page cache.
     is_direct: bool,
@@ -45,8 +45,8 @@ pub struct BlockFile {
     buffered: OnceLock<Option<File>>,
 }
 
-impl BlockFile {
-    pub fn open(path: &Path) -> io::Result<BlockFile> {
+impl OpenBlockFile {
+    pub fn open(path: &Path) -> io::Result<OpenBlockFile> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open = |flags| openat(CWD, path, flags, Mode::empty()).map(File::from);
         let (file, is_direct) = match open(flags | OFlags::DIRECT) {
@@ -54,7 +54,7 @@ impl BlockFile {
             Err(Errno::INVAL | Errno::OPNOTSUPP) => (open(flags)?, false),
             opened => (opened?, true),
         };
-        Ok(BlockFile { file, is_direct, buffered: OnceLock::new() })
+        Ok(OpenBlockFile { file, is_direct, buffered: OnceLock::new() })
     }
 
     pub fn metadata(&self) -> io::Result<Metadata> {

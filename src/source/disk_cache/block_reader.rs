@@ -10,13 +10,13 @@ use crate::source::scatter::has_targets;
 
 use super::ObjectId;
 use super::block::{BlockError, CHECKED_BYTES, HEADER_BYTES, file_offset, parse_header};
-use super::block_file::{BlockFile, MAX_GAP_BYTES, READ_BYTES};
+use super::block_file::{MAX_GAP_BYTES, OpenBlockFile, READ_BYTES};
 use super::read_spans::{PAGE_BYTES, Span};
 
 /// An open block.
 #[derive(Debug)]
 pub struct BlockReader {
-    file: BlockFile,
+    file: OpenBlockFile,
     range: Range<u64>,
     checksums: Box<[u32]>,
 }
@@ -31,7 +31,7 @@ impl BlockReader {
         part: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
     ) -> Result<BlockReader, BlockError> {
-        let file = BlockFile::open(path)?;
+        let file = OpenBlockFile::open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() != file_offset(range, range.end) {
             return Err(BlockError::Corrupt);

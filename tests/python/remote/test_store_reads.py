@@ -185,3 +185,40 @@ def test_a_file_of_an_own_mount_is_loaded_from_the_store_itself(mounts, store, m
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{store.server_port}")
     check_same(load_file(path, backend="pread"), expected)
     assert any("not what the mount shows" in reason for reason in package.last_report().fallbacks)
+
+
+def test_a_daemon_takes_little_memory_beside_its_limit(mounts, monkeypatch, tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+    from contextlib import ExitStack
+
+    import torch
+    from safetensors.torch import save_file
+
+    from stores import FolderServer
+
+    limit, readers, tensors = 32 << 20, 8, 64
+    (tmp_path / "bucket/large").mkdir(parents=True)
+    save_file({f"{n:02}": torch.full((8 << 20,), n, dtype=torch.uint8) for n in range(tensors)},
+              tmp_path / "bucket/large/model.safetensors")  # fmt: skip
+    with ExitStack() as stack:
+        server = FolderServer(tmp_path)
+        stack.callback(server.end)
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.fault(latency_ms=10)
+        mount = mounts("s3://bucket/large", "--memory", "32M")
+        path = mount / "model.safetensors"
+        size = path.stat().st_size
+
+        def read(part):
+            with path.open("rb", buffering=0) as file:
+                file.seek(part * size // readers)
+                while file.tell() < (part + 1) * size // readers:
+                    assert file.read(1 << 20)
+
+        with ThreadPoolExecutor(readers) as pool:
+            list(pool.map(read, range(readers)))
+        _, peak = mount.resident()
+        # The program's own pages are more where it was built for debugging.
+        program = next(line for line in open(f"/proc/{mount.pid}/status") if line.startswith("RssFile:"))
+        assert peak - (int(program.split()[1]) << 10) <= limit + (52 << 20)
