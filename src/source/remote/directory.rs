@@ -16,7 +16,8 @@ use crate::source::metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 use crate::source::store::{DirEntry, FileHandle, LinkPolicy, MetadataQuery, SourceDirectory};
 use crate::source::url::{SourceUrl, UrlError, shown_path};
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 use super::file::{RemoteFile, remote_error};
 use super::listing::{StoreEntry, StoreListing};
 use super::runtime::block_on;

@@ -17,7 +17,8 @@ use crate::source::scatter::copy_to_targets;
 use crate::source::store::{FileHandle, PreferredRequests};
 use crate::threads::lock;
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 use super::pages::{FilePages, PAGE_BYTES};
 use super::runtime::block_on;
 use super::store::RemoteStore;
@@ -163,7 +164,7 @@ impl RemoteFile {
                 return Err(StoreFailure::transient("the answer ended early"));
             };
             if bytes.len() as u64 > end - *reached {
-                return Err(StoreFailure::transient("the answer is too long"));
+                return Err(StoreFailure::Permanent(RemoteError::NoRanges));
             }
             place(&bytes, *reached);
             count_bytes(bytes.len());

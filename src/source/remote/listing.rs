@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use lru::LruCache;
 use object_store::{ListResult, path::Path as ObjectPath};
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 use super::version::ObjectVersion;
 
 /// Maximum names of one directory. No model has more.

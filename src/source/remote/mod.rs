@@ -4,22 +4,27 @@
 //! while the `runtime`'s threads serve the sockets. Every read is conditional on the version that was opened, and its
 //! answer is compared with it: length, range and ETag. `retry` resumes a read that broke where it broke.
 //!
-//! `transport` is the one place where requests are sent; `listing_filter` removes unusable names from its answers, and
-//! `addresses` bounds what it connects to. `store` builds the client of a store, with the credentials that `credentials`
+//! `transport` is the one place where requests are sent, by the clients of `http_client`. `answer` checks what comes back,
+//! `listing_filter` removes unusable names from it, and `redirect` decides what is followed. `addresses` bounds what is
+//! connected to. `store` builds the client of a store, with the credentials that `credentials`
 //! finds. `listing` has the known names of directories.
 
 mod access_check;
 mod addresses;
+mod answer;
 mod concurrency;
 mod credentials;
 mod directory;
 mod error;
+mod failure;
 mod file;
+mod http_client;
 mod listing;
 mod listing_filter;
 mod options;
 mod outage;
 mod pages;
+mod redirect;
 mod retry;
 mod runtime;
 mod secret_query;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::threads::lock;
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 
 /// The shortest outage that is logged: loaded servers answer 503 now and then.
 const MIN_LOGGED_INTERVAL: Duration = Duration::from_secs(3);

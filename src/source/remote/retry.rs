@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::source::request_counters::count_retry;
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 use super::outage::OutageWatch;
 
 /// The first pause. Each further one is twice as long.

@@ -23,7 +23,8 @@ use crate::threads::lock;
 
 use super::concurrency::{DEFAULT_MAX_LIMIT, RequestGate, RequestPermit};
 use super::credentials::{self, Authorization};
-use super::error::{RemoteError, StoreFailure, asks_for_less};
+use super::error::RemoteError;
+use super::failure::{StoreFailure, asks_for_less};
 use super::listing::{ListingCache, StoreListing};
 use super::options::RemoteOptions;
 use super::outage::OutageWatch;

@@ -7,11 +7,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{
-    AUTHORIZATION, COOKIE, HOST, LOCATION, PROXY_AUTHORIZATION, RANGE, RETRY_AFTER,
-};
-use http::{HeaderMap, Method, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http::StatusCode;
+use http::header::RANGE;
+use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
@@ -20,72 +18,18 @@ use reqwest::Url;
 
 use crate::source::request_counters::count_request;
 
-use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_address};
-use super::error::TransportError;
-use super::listing_filter::remove_unusable_names;
+use super::addresses::{AddressResolver, AddressRule, literal_address};
+use super::answer::{check_headers, check_status, error_answer, whole_answer};
+use super::failure::TransportError;
+use super::http_client::{
+    address_refused, address_rule, client_error, connection_error, http_client,
+};
 use super::options::RemoteOptions;
+use super::redirect::{leads_to_directory, redirect_target, remove_credentials};
 use super::secret_query::SecretQuery;
 
 /// Redirects that one request follows.
 const MAX_REDIRECT_COUNT: usize = 5;
-
-/// The longest time that a server can ask to wait, in one answer.
-const MAX_RETRY_AFTER_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Connections that are kept to each host: as many as parts are read at once.
-const MAX_IDLE_CONNECTIONS: usize = 64;
-
-/// The longest answer that is no part of an object: a thousand names take less than a MiB.
-const MAX_ANSWER_BYTES: usize = 16 << 20;
-
-/// The longest answer with a reason for an error: stores send some hundred bytes.
-const MAX_ERROR_BYTES: usize = 64 << 10;
-
-/// A whole answer takes at most this many times the longest stall: a page of names has less than a MiB.
-const WHOLE_ANSWER_STALLS: u32 = 3;
-
-/// Variables by which a container says where its credentials are.
-const CONTAINER_VARIABLES: [&str; 2] =
-    ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-
-/// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
-const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
-
-fn connection_error(error: &reqwest::Error, url: &Url) -> TransportError {
-    // The innermost error says it shortest, and has no URL.
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-        if let Some(AddressRefused(rule)) = source.downcast_ref() {
-            return address_refused(*rule, url);
-        }
-    }
-    let message = match innermost.is::<reqwest::Error>() {
-        true if error.is_timeout() => "timed out".to_owned(),
-        true => "the connection failed".to_owned(),
-        false => innermost.to_string(),
-    };
-    TransportError::Connection(message)
-}
-
-fn address_refused(rule: AddressRule, url: &Url) -> TransportError {
-    match rule {
-        AddressRule::Any | AddressRule::NoMetadata => TransportError::Metadata,
-        AddressRule::Public => {
-            let host = url.host_str().unwrap_or_default().to_owned();
-            TransportError::Redirect { host, why: "an address in a private network" }
-        }
-    }
-}
-
-/// The rule for hosts that the user names. On a foreign network, any host may have a metadata server's address.
-fn address_rule(options: &RemoteOptions) -> AddressRule {
-    let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
-    match options.instance_metadata || is_container {
-        true => AddressRule::Any,
-        false => AddressRule::NoMetadata,
-    }
-}
 
 /// Makes the HTTP clients of stores.
 #[derive(Clone, Debug)]
@@ -117,53 +61,6 @@ impl HttpConnector for Connector {
             query,
         }))
     }
-}
-
-fn client_error(error: reqwest::Error) -> object_store::Error {
-    object_store::Error::Generic { store: "HTTP", source: Box::new(error.without_url()) }
-}
-
-fn http_client(
-    stall_timeout: Duration,
-    resolver: AddressResolver,
-) -> reqwest::Result<reqwest::Client> {
-    // An error means that it was installed before.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = reqwest::Client::builder()
-        .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
-        .redirect(reqwest::redirect::Policy::none())
-        .dns_resolver(Arc::new(resolver))
-        .connect_timeout(stall_timeout)
-        .read_timeout(stall_timeout)
-        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-        .http1_only();
-    let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
-    if let Some(pem) = bundle.and_then(|path| std::fs::read(path).ok())
-        && let Ok(certificates) = reqwest::Certificate::from_pem_bundle(&pem)
-    {
-        for certificate in certificates {
-            builder = builder.add_root_certificate(certificate);
-        }
-    }
-    builder.build()
-}
-
-/// Sends a request without credentials, to see whether the server answers. Returns the headers of
-/// its answer, of any status.
-pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, TransportError> {
-    if url.scheme() == "http" && !options.allow_http {
-        return Err(TransportError::PlainHttp);
-    }
-    // A literal address is not resolved.
-    let rule = address_rule(options);
-    if literal_address(url).is_some_and(|address| !rule.allows(address)) {
-        return Err(address_refused(rule, url));
-    }
-    let failed = |error: reqwest::Error| connection_error(&error, url);
-    let client = http_client(options.stall_timeout, AddressResolver::new(rule)).map_err(failed)?;
-    let request = client.head(url.clone()).timeout(options.stall_timeout).send();
-    let answer = request.await.map_err(failed)?;
-    Ok(answer.headers().clone())
 }
 
 /// Sends the requests of one store.
@@ -227,17 +124,7 @@ impl HttpService for Transport {
                 .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
                 .map_err(|error| connection_error(&error, &url))?;
             let status = answer.status();
-            let is_final = matches!(
-                status,
-                StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED
-            );
-            if status == StatusCode::TOO_MANY_REQUESTS
-                || status == StatusCode::REQUEST_TIMEOUT
-                || status.is_server_error() && !is_final
-            {
-                let retry_after = retry_after(answer.headers());
-                return Err(TransportError::Busy { status, retry_after }.into());
-            }
+            check_status(status, answer.headers())?;
             let is_listing = parts.method.as_str() == "PROPFIND";
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             if is_listing && status != StatusCode::MULTI_STATUS && !is_denied {
@@ -264,6 +151,9 @@ impl HttpService for Transport {
                     continue;
                 }
             }
+            if status.is_success() {
+                check_headers(&parts.method, answer.headers())?;
+            }
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
             let body = if !status.is_success() {
@@ -275,9 +165,7 @@ impl HttpService for Transport {
                     HttpError::from(connection_error(&error, &url))
                 }))
             } else {
-                let limit = self.stall_timeout * WHOLE_ANSWER_STALLS;
-                let slow = |_| TransportError::Connection("the answer is too slow".to_owned());
-                tokio::time::timeout(limit, whole_answer(body)).await.map_err(slow)??.into()
+                whole_answer(body, self.stall_timeout).await?.into()
             };
             return Ok(HttpResponse::from_parts(parts, body));
         }
@@ -286,82 +174,10 @@ impl HttpService for Transport {
     }
 }
 
-/// Reads an answer whose status is an error. The status decides: what comes too late, or is too long, is left out.
-async fn error_answer(body: reqwest::Body, limit: Duration) -> bytes::Bytes {
-    let whole = Limited::new(body, MAX_ERROR_BYTES).collect();
-    match tokio::time::timeout(limit, whole).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) | Err(_) => bytes::Bytes::new(),
-    }
-}
-
-/// Reads a whole answer that is no part of an object. A listing loses the names that cannot be shown.
-async fn whole_answer(body: reqwest::Body) -> Result<bytes::Bytes, TransportError> {
-    let broken = |_| TransportError::Connection("the answer broke or is too long".to_owned());
-    let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(broken)?.to_bytes();
-    let Some((kept, count)) = remove_unusable_names(&body) else { return Ok(body) };
-    tracing::warn!(
-        count,
-        "names in a store are not shown: each has an empty segment, `.`, `..` or a control character"
-    );
-    Ok(kept.into())
-}
-
-/// Whether a redirect only adds a slash, as web servers do for directories.
-fn leads_to_directory(from: &Url, to: &Url) -> bool {
-    from.origin() == to.origin() && to.path().strip_suffix('/') == Some(from.path())
-}
-
-/// The time that a server asks to wait, in seconds or as a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match text.parse() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let date = chrono::DateTime::parse_from_rfc2822(text).ok()?;
-            (date.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default()
-        }
-    };
-    Some(wait.min(MAX_RETRY_AFTER_INTERVAL))
-}
-
-/// The URL that an answer redirects to; `None` if it states none, or the request is not repeated for it.
-fn redirect_target(
-    url: &Url,
-    method: &Method,
-    headers: &HeaderMap,
-) -> Result<Option<Url>, TransportError> {
-    let location = headers.get(LOCATION).and_then(|location| location.to_str().ok());
-    let Some(location) = location.filter(|_| matches!(*method, Method::GET | Method::HEAD)) else {
-        return Ok(None);
-    };
-    let refused = |host: &str, why| TransportError::Redirect { host: host.to_owned(), why };
-    let target = url.join(location).map_err(|_| refused("no valid URL", "which is an error"))?;
-    let host = target.host_str().unwrap_or_default();
-    match target.scheme() {
-        "https" => Ok(Some(target)),
-        "http" if url.scheme() == "http" => Ok(Some(target)),
-        _ => Err(refused(host, "without encryption")),
-    }
-}
-
-fn remove_credentials(headers: &mut HeaderMap) {
-    let is_credential = |name: &http::HeaderName| {
-        CREDENTIAL_HEADERS.contains(name)
-            || *name == HOST
-            || name.as_str().starts_with("x-amz-")
-            || name.as_str().starts_with("x-ms-")
-            || name.as_str().starts_with("x-goog-")
-    };
-    let names: Vec<_> = headers.keys().filter(|name| is_credential(name)).cloned().collect();
-    for name in names {
-        headers.remove(name);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::source::remote::error::{RemoteError, StoreFailure};
+    use crate::source::remote::error::RemoteError;
+    use crate::source::remote::failure::StoreFailure;
 
     use super::*;
 
@@ -396,30 +212,5 @@ mod tests {
             assert!(is_refused, "{host}: {error:?}");
         }
         assert!(listener.accept().is_err());
-    }
-
-    #[test]
-    fn credentials_are_removed_from_headers() {
-        let mut headers = HeaderMap::new();
-        for name in ["authorization", "x-amz-security-token", "range", "if-match", "x-ms-date"] {
-            headers.insert(http::HeaderName::from_static(name), "v".parse().unwrap());
-        }
-        remove_credentials(&mut headers);
-        let mut left: Vec<&str> = headers.keys().map(|name| name.as_str()).collect();
-        left.sort_unstable();
-        assert_eq!(left, ["if-match", "range"]);
-    }
-
-    #[test]
-    fn a_server_may_ask_to_wait_for_a_minute_and_no_longer() {
-        let after = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(RETRY_AFTER, text.parse().unwrap());
-            retry_after(&headers)
-        };
-        assert_eq!(after("3"), Some(Duration::from_secs(3)));
-        assert_eq!(after("99999"), Some(MAX_RETRY_AFTER_INTERVAL));
-        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
-        assert_eq!(after("soon"), None);
     }
 }

@@ -34,9 +34,7 @@ impl ObjectVersion {
             size: meta.size,
         };
         if i64::try_from(version.size).is_err() {
-            return Err(RemoteError::Other {
-                message: "the store states an impossible size".into(),
-            });
+            return Err(RemoteError::ImpossibleSize);
         }
         match version.etag.is_some() || version.modified != 0 {
             true => Ok(version),

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from http_server import QuietHandler, serve
 
 # A hub keeps larger files apart, and names them by another hash.
 LARGE = 10_000
@@ -25,11 +24,8 @@ def _entry(folder, path):
     return entry
 
 
-class _Requests(BaseHTTPRequestHandler):
+class _Requests(QuietHandler):
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
 
     def do_HEAD(self):
         self._answer(is_head=True)
@@ -78,17 +74,6 @@ class _Requests(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-@contextmanager
 def hub(repositories):
     """Serves repositories (`owner/name` to folder). Gives the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Requests)
-    server.daemon_threads = True
-    server.repositories = repositories
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serve(_Requests, repositories=repositories)

@@ -5,8 +5,6 @@ import os
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from ckptfs.torch import load_file
@@ -14,6 +12,7 @@ from safetensors.torch import load_file as load_plain
 
 import stores
 from compare import check_same
+from http_server import server_that
 from program import FAILED, REFUSED, find_binary
 from stores import SECRET, start
 
@@ -178,34 +177,6 @@ def test_a_secret_is_shown_nowhere(ckptfs, mounts, store, models, impatient):
         assert refused.code == FAILED and "what to do: leave" in refused.stderr
         texts.append(refused.stderr)
     assert not any(SECRET in text or "AWS4-HMAC" in text for text in texts)
-
-
-@contextmanager
-def server_that(answer):
-    """A server whose answers to GET and HEAD are a function's: it has the handler."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            try:
-                answer(self)
-            except OSError:
-                pass
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 409, 416, 200])

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file as load_plain
 
 from compare import check_same
-from mounts import until
-from program import find_binary
+from mounts import is_mounted, until
+from program import FAILED, find_binary
 
 # The outage that is waited for, in seconds, and what a busy machine adds to it.
 OUTAGE, LEEWAY = 4, 6
@@ -166,3 +166,44 @@ def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many
     assert [outcome for outcome, _ in outcomes] == [path.stat().st_size for path in paths], outcomes
     until("none is in flight", lambda: mount.stats()["store"]["in_flight"] == 0)
     assert mount.stats()["store"]["bytes"] >= 4 * 2_000_000, seen
+
+
+def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many, monkeypatch):
+    _, url = many
+    monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
+    # Longer than an unmount waits for a mount to answer.
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "10")
+    mount = mounts(url)
+    paths = [mount / f"{number}/model.safetensors" for number in range(4)]
+    for path in paths:
+        path.stat()
+    os.listdir(mount.point)
+    store.fault(path="/many/", method="GET", bytes_per_second=500_000)
+    reader = threading.Thread(target=read_all, args=(paths,))
+    reader.start()
+    until("reads are in flight", lambda: mount.stats()["store"]["in_flight"] > 0)
+    # What the kernel and the mount know of the root is old by now.
+    time.sleep(2)
+    store.fault(is_down=True)
+    began = time.monotonic()
+    busy = subprocess.run([find_binary(), "unmount", mount.point], capture_output=True, text=True, timeout=60)
+    assert busy.returncode == FAILED and "in use: a program has a file" in busy.stderr, busy
+    assert time.monotonic() - began < 5
+    reader.join()
+    mount.unmount()
+    assert not is_mounted(mount.point)
+
+
+def test_the_root_of_a_mount_is_looked_at_without_a_request(mounts, store, many, monkeypatch):
+    _, url = many
+    monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
+    mount = mounts(url)
+    os.listdir(mount.point)
+    time.sleep(2)
+    store.fault(is_down=True)
+    for _ in range(3):
+        began = time.monotonic()
+        assert mount.point.stat().st_mode and mount.stats()["pid"] == mount.pid
+        assert time.monotonic() - began < 1
+        time.sleep(1.1)
+    mount.unmount()

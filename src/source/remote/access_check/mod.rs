@@ -11,7 +11,8 @@ use std::path::Path;
 
 use crate::source::url::SourceUrl;
 
-use super::error::{RemoteError, StoreFailure};
+use super::error::RemoteError;
+use super::failure::StoreFailure;
 use super::options::RemoteOptions;
 use super::runtime::block_on;
 use super::store::RemoteStore;

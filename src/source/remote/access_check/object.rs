@@ -8,7 +8,8 @@ use futures_util::StreamExt;
 
 use crate::source::url::{SourceUrl, StoreKind};
 
-use super::super::error::{RemoteError, StoreFailure};
+use super::super::error::RemoteError;
+use super::super::failure::StoreFailure;
 use super::super::listing::{StoreEntry, StoreListing};
 use super::super::store::RemoteStore;
 use super::super::version::ObjectVersion;

@@ -6,9 +6,10 @@ use http::header::DATE;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, timeout};
 
-use super::super::error::{RemoteError, TransportError};
+use super::super::error::RemoteError;
+use super::super::failure::TransportError;
+use super::super::http_client::greet;
 use super::super::options::RemoteOptions;
-use super::super::transport::greet;
 use super::address::ServerAddress;
 use super::{AccessStep, Steps};
 

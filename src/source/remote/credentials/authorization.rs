@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::super::error::{RemoteError, StoreFailure};
+use super::super::error::RemoteError;
+use super::super::failure::StoreFailure;
 use super::super::secret_query::SecretQuery;
 use super::renewal::{RenewalLimit, RenewedCredentials};
 use crate::threads::lock;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::super::error::CredentialError;
+use super::super::failure::CredentialError;
 use super::aws_profile::{AwsFiles, AwsProfile};
 use super::non_empty;
 

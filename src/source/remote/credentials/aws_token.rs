@@ -10,7 +10,7 @@ use object_store::client::HttpClient;
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::super::error::{CredentialError, TransportError, answer_code};
+use super::super::failure::{CredentialError, TransportError, answer_code};
 use super::aws_source::{AwsRole, AwsSource, SsoAccount};
 use super::credential_process::run_credential_process;
 use super::{home, non_empty};

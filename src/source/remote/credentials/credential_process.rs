@@ -9,7 +9,7 @@ use object_store::aws::AwsCredential;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 
-use super::super::error::CredentialError;
+use super::super::failure::CredentialError;
 use super::aws_token::{TemporaryCredential, parse_time};
 
 /// How long a command may take: some ask the user to confirm on a telephone.

@@ -11,7 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
-use super::super::error::CredentialError;
+use super::super::failure::CredentialError;
 use super::aws_profile::{AwsFiles, FileStamp, aws_stamps};
 use super::aws_source::{AwsSource, find_source};
 use super::aws_token::{TemporaryCredential, TokenServices, fetch};

@@ -1,0 +1,110 @@
+//! HTTP clients: their timeouts, certificates and the addresses that they connect to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::ACCEPT_ENCODING;
+use http::{HeaderMap, HeaderValue};
+use reqwest::Url;
+
+use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_address};
+use super::failure::TransportError;
+use super::options::RemoteOptions;
+
+/// Objects are read as they are stored: parts of a compressed answer are no parts of a file.
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+
+/// Connections that are kept to each host: as many as parts are read at once.
+const MAX_IDLE_CONNECTIONS: usize = 64;
+
+/// Variables by which a container says where its credentials are.
+const CONTAINER_VARIABLES: [&str; 2] =
+    ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
+
+/// The error of a client that cannot be made.
+pub fn client_error(error: reqwest::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "HTTP", source: Box::new(error.without_url()) }
+}
+
+/// A client that connects to the addresses that a resolver gives, and follows no redirect.
+pub fn http_client(
+    stall_timeout: Duration,
+    resolver: AddressResolver,
+) -> reqwest::Result<reqwest::Client> {
+    // An error means that it was installed before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut builder = reqwest::Client::builder()
+        .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
+        .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, IDENTITY)]))
+        .redirect(reqwest::redirect::Policy::none())
+        .dns_resolver(Arc::new(resolver))
+        .connect_timeout(stall_timeout)
+        .read_timeout(stall_timeout)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+        .http1_only();
+    let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
+    if let Some(pem) = bundle.and_then(|path| std::fs::read(path).ok())
+        && let Ok(certificates) = reqwest::Certificate::from_pem_bundle(&pem)
+    {
+        for certificate in certificates {
+            builder = builder.add_root_certificate(certificate);
+        }
+    }
+    builder.build()
+}
+
+/// Sends a request without credentials, to see whether the server answers. Returns the headers of
+/// its answer, of any status.
+pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, TransportError> {
+    if url.scheme() == "http" && !options.allow_http {
+        return Err(TransportError::PlainHttp);
+    }
+    // A literal address is not resolved.
+    let rule = address_rule(options);
+    if literal_address(url).is_some_and(|address| !rule.allows(address)) {
+        return Err(address_refused(rule, url));
+    }
+    let failed = |error: reqwest::Error| connection_error(&error, url);
+    let client = http_client(options.stall_timeout, AddressResolver::new(rule)).map_err(failed)?;
+    let request = client.head(url.clone()).timeout(options.stall_timeout).send();
+    let answer = request.await.map_err(failed)?;
+    Ok(answer.headers().clone())
+}
+
+/// The reason that a request was not answered.
+pub fn connection_error(error: &reqwest::Error, url: &Url) -> TransportError {
+    // The innermost error says it shortest, and has no URL.
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+        if let Some(AddressRefused(rule)) = source.downcast_ref() {
+            return address_refused(*rule, url);
+        }
+    }
+    let message = match innermost.is::<reqwest::Error>() {
+        true if error.is_timeout() => "timed out".to_owned(),
+        true => "the connection failed".to_owned(),
+        false => innermost.to_string(),
+    };
+    TransportError::Connection(message)
+}
+
+/// The refusal of an address that a rule does not allow.
+pub fn address_refused(rule: AddressRule, url: &Url) -> TransportError {
+    match rule {
+        AddressRule::Any | AddressRule::NoMetadata => TransportError::Metadata,
+        AddressRule::Public => {
+            let host = url.host_str().unwrap_or_default().to_owned();
+            TransportError::Redirect { host, why: "an address in a private network" }
+        }
+    }
+}
+
+/// The rule for hosts that the user names. On a foreign network, any host may have a metadata server's address.
+pub fn address_rule(options: &RemoteOptions) -> AddressRule {
+    let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
+    match options.instance_metadata || is_container {
+        true => AddressRule::Any,
+        false => AddressRule::NoMetadata,
+    }
+}
