@@ -133,7 +133,7 @@ impl DirectoryStore {
     /// The metadata with the time of the last change, if it is that of a directory whose own timestamp does not
     /// show the change. Programs that compare a directory's time do not look at its names, so checkpoints that
     /// were read and have changed are read again first.
-    pub fn with_change_time(&self, path: &Path, mut metadata: FileMetadata) -> FileMetadata {
+    pub fn with_change_time(&self, path: &Path, metadata: FileMetadata) -> FileMetadata {
         if metadata.kind != FileKind::Directory {
             return metadata;
         }
@@ -142,6 +142,11 @@ impl DirectoryStore {
             // An error is for those that ask for the names.
             let _ = self.query(path, |query| query.refresh());
         }
+        self.with_known_change_time(path, metadata)
+    }
+
+    /// The metadata of a directory with the time of the last change that is known. Reads nothing.
+    pub fn with_known_change_time(&self, path: &Path, mut metadata: FileMetadata) -> FileMetadata {
         if let Some(changed) = self.context.last_change(path)
             && changed > metadata.mtime
         {

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::source::{self, FileMetadata, LinkPolicy, OpenFile, Root, SourceError};
+use crate::source::{self, FileKind, FileMetadata, LinkPolicy, OpenFile, Root, SourceError};
 use crate::virtual_file::VirtualFile;
 
 use context::ViewContext;
@@ -134,6 +134,18 @@ impl View {
     pub fn metadata(&self, path: &Path) -> Result<FileMetadata, ViewError> {
         let path = self.source_path(path);
         Ok(self.directories.with_change_time(&path, self.root().metadata(&path)?))
+    }
+
+    /// The metadata of the root of a store as it was last seen; `None` of any other source. Sends no request: the kernel
+    /// asks for the root before it passes on what needs no source, such as statistics.
+    pub fn known_store_root(&self) -> Option<FileMetadata> {
+        let root = self.source_path(Path::new(""));
+        if self.root().descriptor().is_some() {
+            return None;
+        }
+        let metadata = self.root().cached_metadata(&root).ok()?;
+        let is_directory = metadata.kind == FileKind::Directory;
+        is_directory.then(|| self.directories.with_known_change_time(&root, metadata))
     }
 
     /// What a name in a directory stands for; `None` if it is not shown.

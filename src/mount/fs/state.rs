@@ -19,7 +19,7 @@ use crate::view::{View, ViewEntry, ViewError};
 
 use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
 use super::handles::{HandleTable, OpenReply};
-use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes};
+use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes, ROOT};
 use super::listings::Listings;
 use super::outcomes::{RequestFailure, RequestOutcomes};
 use super::retries::{Retries, RetryFile};
@@ -185,10 +185,11 @@ impl FilesystemState {
                 }
                 _ => None,
             },
-            InodeKind::Source => match self.view.metadata(&inode.path.to_path()) {
-                Ok(now) if inode.attributes.is_same_file(&LastAttributes::from(&now)) => Some(now),
-                _ => None,
-            },
+            InodeKind::Source => {
+                let known = (number.0 == ROOT).then(|| self.view.known_store_root()).flatten();
+                let now = known.or_else(|| self.view.metadata(&inode.path.to_path()).ok());
+                now.filter(|now| inode.attributes.is_same_file(&LastAttributes::from(now)))
+            }
             InodeKind::Link(_) => None,
         };
         let Some(metadata) = metadata else { return Ok(self.last_attr(number.0, &inode)) };

@@ -10,7 +10,7 @@ mod folder;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ struct Faults {
     redirect_to: String,
     /// Answer another range than was asked for.
     shift_range: u64,
-    /// Fail all requests by closing the connection.
+    /// Fail all requests by closing the connection, those whose answers are under way too.
     is_down: bool,
 }
 
@@ -87,6 +87,7 @@ struct Proxy {
     stats: Mutex<Stats>,
     in_flight: AtomicU64,
     matching: AtomicU64,
+    is_down: AtomicBool,
 }
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -108,6 +109,7 @@ async fn main() -> Result<(), Error> {
         stats: Mutex::default(),
         in_flight: AtomicU64::new(0),
         matching: AtomicU64::new(0),
+        is_down: AtomicBool::new(false),
     });
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     println!("{}", listener.local_addr()?.port());
@@ -134,7 +136,10 @@ impl Proxy {
         match (request.method(), request.uri().path()) {
             (&Method::PUT, "/__faults") => {
                 let text = request.into_body().collect().await?.to_bytes();
-                *self.faults.lock().unwrap() = serde_json::from_slice(&text)?;
+                let faults: Faults = serde_json::from_slice(&text)?;
+                // Of one path, answers under way are left alone.
+                self.is_down.store(faults.is_down && faults.path.is_empty(), Relaxed);
+                *self.faults.lock().unwrap() = faults;
                 self.matching.store(0, Relaxed);
                 return Ok(whole(StatusCode::OK, Bytes::new()));
             }
@@ -378,6 +383,9 @@ impl Body for FaultyBody {
                 return Poll::Pending;
             }
             this.sleep = None;
+        }
+        if this.guard.as_ref().is_some_and(|guard| guard.0.is_down.load(Relaxed)) {
+            return Poll::Ready(Some(Err("down".into())));
         }
         if this.stall_after.is_some_and(|after| this.sent >= after) {
             return Poll::Pending;
