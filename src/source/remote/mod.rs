@@ -6,12 +6,13 @@
 //!
 //! `transport` is the one place where requests are sent, by the clients of `http_client`. `answer` checks what comes back,
 //! `listing_filter` removes unusable names from it, and `redirect` decides what is followed. `addresses` bounds what is
-//! connected to. `store` builds the client of a store, with the credentials that `credentials`
-//! finds. `listing` has the known names of directories.
+//! connected to. `client` makes the client of a store, with the credentials that `credentials` finds, and `store` sends its
+//! requests. `listing` has the known names of directories.
 
 mod access_check;
 mod addresses;
 mod answer;
+mod client;
 mod concurrency;
 mod credentials;
 mod directory;

@@ -4,10 +4,10 @@ use reqwest::Url;
 
 use crate::source::url::{SourceUrl, StoreKind};
 
+use super::super::client::endpoint_of;
 use super::super::credentials::aws_settings;
 use super::super::error::RemoteError;
 use super::super::options::RemoteOptions;
-use super::super::store::endpoint_of;
 
 /// The address of a server, and the region that requests name.
 #[derive(Debug)]
