@@ -18,6 +18,7 @@ from stores import NO_CREDENTIALS, PATIENCE, SECRET
 USER_KEY, USER_SECRET = "key-of-a-user", f"{SECRET}-of-a-user"
 
 SSO_TOKEN, IDENTITY_TOKEN = f"{SECRET}-of-sso", f"{SECRET}-of-an-identity"
+CLIENT_SECRET = f"{SECRET}-of-a-client"
 
 
 def sign(secret, text):
@@ -72,6 +73,10 @@ class Cloud:
     def reset(self):
         # Keys that the store accepts: the secret, the token, and when they expire.
         self.keys, self.issued, self.lifetime, self.refused = {}, {}, 3600, 0
+        # Tokens of logins, and refresh tokens, each of which is taken once.
+        self.sso_tokens, self.refresh_tokens = {SSO_TOKEN}, set()
+        # Requests of the store that were let in, and after how many of them all keys expire.
+        self.served, self.expires_after = 0, None
         # Tokens of requests to Google Cloud.
         self.bearers = []
         # Query strings that the web server accepts, the bytes that it has at each path, and where it redirects.
@@ -101,6 +106,8 @@ class Cloud:
         self.requests.append((request.command, request.path))
         if request.command == "POST" and path == "/":
             return self.answer_sts(request, body, dict(urllib.parse.parse_qsl(body.decode())))
+        if request.command == "POST" and path == "/token":
+            return self.answer_refresh(request, json.loads(body))
         if path == "/federation/credentials":
             return self.answer_sso(request, dict(urllib.parse.parse_qsl(query)))
         if path.startswith("/web/"):
@@ -128,13 +135,28 @@ class Cloud:
         return self.send(request, 200, text)
 
     def answer_sso(self, request, query):
-        if request.headers["x-amz-sso_bearer_token"] != SSO_TOKEN:
+        if request.headers["x-amz-sso_bearer_token"] not in self.sso_tokens:
             return self.send(request, 401, '{"message": "Session token not found or invalid"}')
         if query != {"account_id": "123", "role_name": "Reader"}:
             return self.send(request, 403, '{"message": "No access"}')
         key, secret, token, expires = self.issue("sso")
         found = {"accessKeyId": key, "secretAccessKey": secret, "sessionToken": token, "expiration": int(expires * 1000)}
         return self.send(request, 200, json.dumps({"roleCredentials": found}))
+
+    def answer_refresh(self, request, body):
+        """A new token of a login, for its refresh token."""
+        with self.lock:
+            is_known = body.get("refreshToken") in self.refresh_tokens
+            self.refresh_tokens.discard(body.get("refreshToken"))
+        client = {"grantType": "refresh_token", "clientId": "client", "clientSecret": CLIENT_SECRET}
+        if not is_known or body != client | {"refreshToken": body["refreshToken"]}:
+            return self.send(request, 400, '{"error": "invalid_grant"}')
+        number = self.issued["login"] = self.issued.get("login", 0) + 1
+        token, refresh_token = f"{SSO_TOKEN}-{number}", f"{SECRET}-refresh-{number}"
+        self.sso_tokens.add(token)
+        self.refresh_tokens.add(refresh_token)
+        found = {"accessToken": token, "expiresIn": 3600, "refreshToken": refresh_token, "tokenType": "Bearer"}
+        return self.send(request, 200, json.dumps(found))
 
     def answer_store(self, request, body):
         authorization = request.headers["Authorization"] or ""
@@ -150,6 +172,10 @@ class Cloud:
             self.refused += 1
             text = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
             return self.send(request, 400, text)
+        with self.lock:
+            self.served += 1
+            if self.served == self.expires_after:
+                self.expire()
         connection = http.client.HTTPConnection("127.0.0.1", self.store_port, timeout=PATIENCE)
         connection.request(request.command, request.path, body, dict(request.headers))
         answer = connection.getresponse()

@@ -6,6 +6,7 @@ import pytest
 
 import store_kinds
 import stores
+from cloud import Cloud
 from store_models import write_models
 from stores import Moto
 
@@ -23,6 +24,14 @@ def server():
     store = Moto()
     yield store
     store.end()
+
+
+@pytest.fixture(scope="module")
+def clouded(server):
+    """A cloud before the store, which checks credentials."""
+    cloud = Cloud(server)
+    yield cloud
+    cloud.end()
 
 
 @pytest.fixture

@@ -10,18 +10,11 @@ import time
 import pytest
 
 import cloud as clouds
-from cloud import IDENTITY_TOKEN, SSO_TOKEN, USER_KEY, USER_SECRET, Cloud, to_text
+from cloud import CLIENT_SECRET, IDENTITY_TOKEN, SSO_TOKEN, USER_KEY, USER_SECRET, to_text
 from program import FAILED, find_binary
 from stores import SECRET
 
 ROLE = "arn:aws:iam::123:role/reader"
-
-
-@pytest.fixture(scope="module")
-def clouded(server):
-    cloud = Cloud(server)
-    yield cloud
-    cloud.end()
 
 
 @pytest.fixture
@@ -60,11 +53,14 @@ def keys(profile, key, secret, token=None):
     return text + (f"aws_session_token = {token}\n" if token else "")
 
 
-def log_in(home, cache_name, expires):
+def log_in(home, cache_name, expires, **more):
+    """Leaves a login as `aws sso login` does, and returns its file."""
     folder = home / ".aws/sso/cache"
     folder.mkdir(parents=True, exist_ok=True)
-    token = {"accessToken": SSO_TOKEN, "expiresAt": to_text(expires), "region": "us-east-1"}
-    (folder / f"{hashlib.sha1(cache_name.encode()).hexdigest()}.json").write_text(json.dumps(token))
+    token = {"accessToken": SSO_TOKEN, "expiresAt": to_text(expires), "region": "us-east-1"} | more
+    file = folder / f"{hashlib.sha1(cache_name.encode()).hexdigest()}.json"
+    file.write_text(json.dumps(token))
+    return file
 
 
 def check(ckptfs, models):
@@ -102,6 +98,63 @@ def test_a_login_with_sso(ckptfs, cloud, models, configure, tmp_path, kind):
     log_in(tmp_path, name, time.time() + 600)
     check(ckptfs, models)
     assert cloud.issued == {"sso": 1}
+
+
+SSO_SESSION = (
+    "[profile me]\nsso_session = work\nsso_account_id = 123\nsso_role_name = Reader\n"
+    "[sso-session work]\nsso_start_url = https://example.awsapps.com/start\nsso_region = us-east-1\n"
+)
+
+
+def refreshable(cloud):
+    """The fields by which a login is renewed."""
+    cloud.refresh_tokens.add(f"{SECRET}-refresh")
+    return {
+        "refreshToken": f"{SECRET}-refresh", "clientId": "client", "clientSecret": CLIENT_SECRET,
+        "registrationExpiresAt": to_text(time.time() + 86_400), "startUrl": "https://example.awsapps.com/start",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds_left", [-5, 60])
+def test_a_login_with_sso_is_renewed_by_its_refresh_token(ckptfs, cloud, models, configure, tmp_path, seconds_left):
+    configure(SSO_SESSION)
+    file = log_in(tmp_path, "work", time.time() + seconds_left, **refreshable(cloud))
+    check(ckptfs, models)
+    assert cloud.issued == {"login": 1, "sso": 1}
+    # For other programs, and for the next time: each refresh token is taken once.
+    left = json.loads(file.read_text())
+    assert left["accessToken"] == f"{SSO_TOKEN}-1" and left["refreshToken"] == f"{SECRET}-refresh-1"
+    assert left["clientId"] == "client" and left["startUrl"] and left["expiresAt"] > to_text(time.time() + 3000)
+    assert file.stat().st_mode & 0o777 == 0o600 and [file.name] == os.listdir(file.parent)
+    check(ckptfs, models)
+    assert cloud.issued == {"login": 1, "sso": 2}
+    file.write_text(json.dumps(left | {"expiresAt": to_text(time.time() - 5)}))
+    check(ckptfs, models)
+    assert cloud.issued == {"login": 2, "sso": 3}
+
+
+def test_a_login_with_sso_that_cannot_be_renewed_is_an_error(ckptfs, cloud, models, configure, tmp_path):
+    configure(SSO_SESSION)
+    fields = refreshable(cloud)
+    for wrong in ({"refreshToken": "another"}, {"registrationExpiresAt": to_text(time.time() - 5)}, {"clientSecret": ""}):
+        log_in(tmp_path, "work", time.time() - 5, **fields | wrong)
+        check_refused(ckptfs, models, "has expired", "what to do: aws sso login --profile me\n")
+    # What still holds is used.
+    log_in(tmp_path, "work", time.time() + 60, **fields | {"refreshToken": "another"})
+    check(ckptfs, models)
+    assert cloud.issued == {"sso": 1}
+
+
+def test_a_mount_renews_a_login_with_sso(mounts, cloud, models, configure, tmp_path):
+    configure(SSO_SESSION)
+    log_in(tmp_path, "work", time.time() - 5, **refreshable(cloud))
+    cloud.lifetime = 3
+    mount = mounts(models[1])
+    assert read_through(mount, "sharded")
+    time.sleep(3)
+    assert read_through(mount, "pickled")
+    assert cloud.issued["login"] == 1 and cloud.issued["sso"] > 1 and cloud.refused == 0
+    assert SECRET not in mount.logged()
 
 
 def test_a_web_identity(ckptfs, cloud, models, configure, tmp_path, monkeypatch):
@@ -206,6 +259,27 @@ def test_a_mount_renews_credentials_that_the_store_calls_expired(short_mount, cl
     whole = read_through(mount, "sharded")
     assert whole == ckptfs.export(models[0] / "sharded", tmp_path / "out.safetensors").read_bytes()
     assert cloud.issued["AssumeRole"] == before + 1 and cloud.refused > 0
+
+
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_a_token_that_expires_in_the_middle_of_a_load(ckptfs, cloud, models, configure, monkeypatch, tmp_path, is_renewed):
+    if is_renewed:
+        configure(f"[profile me]\nrole_arn = {ROLE}\nsource_profile = user\n", keys("user", USER_KEY, USER_SECRET))
+    else:
+        for name, value in zip(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"), cloud.issue("user")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+    # The headers were read, and the tensors are not.
+    cloud.expires_after = 5
+    out = tmp_path / "out.safetensors"
+    done = ckptfs("export", f"{models[1]}/sharded", out)
+    assert cloud.served >= cloud.expires_after and cloud.refused > 0
+    if is_renewed:
+        assert done.code == 0, done.stderr
+        assert out.read_bytes() == ckptfs.export(models[0] / "sharded", tmp_path / "local.safetensors").read_bytes()
+        assert cloud.issued["AssumeRole"] == 2
+    else:
+        assert done.code == FAILED and "have expired" in done.stderr and "s3://bucket/models/sharded" in done.stderr
+        assert not out.exists()
 
 
 def test_credentials_that_stay_expired_are_an_error_soon(ckptfs, cloud, models, configure):

@@ -16,13 +16,6 @@ from program import DONE, FAILED, find_binary
 from stores import SECRET
 
 
-@pytest.fixture(scope="module")
-def clouded(server):
-    cloud = Cloud(server)
-    yield cloud
-    cloud.end()
-
-
 @pytest.fixture
 def web(clouded, models, monkeypatch, tmp_path):
     """A server with the files of `models`, which demands one of `queries`; and the URL of its folder."""

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 
 use super::super::failure::CredentialError;
-use super::aws_token::{TemporaryCredential, parse_time};
+use super::token_service::{TemporaryCredential, parse_time};
 
 /// How long a command may take: some ask the user to confirm on a telephone.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);

@@ -5,9 +5,11 @@
 mod authorization;
 mod aws_profile;
 mod aws_source;
+mod aws_sso;
 mod aws_token;
 mod credential_process;
 mod renewal;
+mod token_service;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +26,8 @@ use super::transport::Connector;
 pub use authorization::Authorization;
 use aws_profile::AwsFiles;
 use aws_source::{AwsSource, find_source};
-use aws_token::TokenServices;
 use renewal::{RenewedCredentials, missing_profile};
+use token_service::TokenServices;
 
 /// The region of requests where none is stated.
 const DEFAULT_REGION: &str = "us-east-1";

@@ -14,7 +14,8 @@ use object_store::aws::AwsCredential;
 use super::super::failure::CredentialError;
 use super::aws_profile::{AwsFiles, FileStamp, aws_stamps};
 use super::aws_source::{AwsSource, find_source};
-use super::aws_token::{TemporaryCredential, TokenServices, fetch};
+use super::aws_token::fetch;
+use super::token_service::{TemporaryCredential, TokenServices};
 use crate::threads::lock;
 
 /// How long before they expire credentials are renewed, unless they live for less than twice as long. A request that
