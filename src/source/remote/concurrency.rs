@@ -83,6 +83,11 @@ impl ConcurrencyController {
         self.round.is_full = true;
     }
 
+    /// Records that a request begins while no other is in flight: the time since the last one says nothing about speed.
+    pub fn on_start_after_idle(&mut self) {
+        self.round = Round::default();
+    }
+
     /// Records the bytes that a request brought.
     pub fn on_complete(&mut self, bytes: u64, now: Instant) {
         let Some(started) = self.round.started else {
@@ -109,7 +114,8 @@ impl ConcurrencyController {
             return;
         }
         self.limit = (self.limit / 2).max(1);
-        self.before = None;
+        // What was found out about more requests says nothing about half as many.
+        (self.before, self.hold_rounds) = (None, 0);
         self.busy_until = Some(now + BUSY_HOLD_TIMEOUT);
         self.round = Round::default();
     }
@@ -175,7 +181,13 @@ impl RequestGate {
         const OPEN: &str = "it is never closed";
         let part = match bytes > MAX_SMALL_REQUEST_BYTES {
             true => Some(match self.parts.try_acquire() {
-                Ok(permit) => permit,
+                Ok(permit) => {
+                    let mut controller = lock(&self.controller);
+                    if self.parts.available_permits() + 1 >= controller.limit() {
+                        controller.on_start_after_idle();
+                    }
+                    permit
+                }
                 Err(_) => {
                     lock(&self.controller).on_wait();
                     self.parts.acquire().await.expect(OPEN)
@@ -297,6 +309,32 @@ mod tests {
             controller.on_busy(now + Duration::from_secs(seconds));
         }
         assert_eq!(controller.limit(), 1);
+    }
+
+    #[test]
+    fn a_pause_between_two_loads_does_not_look_slow() {
+        let mut controller = ConcurrencyController::new(64, false);
+        let mut now = Instant::now();
+        for expected in [24, 36, 54] {
+            controller.on_start_after_idle();
+            for _ in 0..=controller.limit() {
+                now += Duration::from_millis(10);
+                controller.on_wait();
+                controller.on_complete(PART_BYTES * controller.limit() as u64, now);
+            }
+            assert_eq!(controller.limit(), expected);
+            now += Duration::from_secs(60);
+        }
+    }
+
+    #[test]
+    fn a_limit_that_was_halved_grows_again() {
+        let mut controller = ConcurrencyController::new(64, false);
+        // The last growth brought nothing.
+        assert_eq!(run(&mut controller, 3, 1e9), [24, 36, 24]);
+        let now = Instant::now() - BUSY_HOLD_TIMEOUT;
+        controller.on_busy(now);
+        assert_eq!(run(&mut controller, 3, 1e12), [18, 27, 41]);
     }
 
     #[test]

@@ -29,6 +29,14 @@ NO_CREDENTIALS = {
 SECRET = "a-secret-of-the-tests"
 
 
+def s3_environment(address):
+    """The environment of a user of S3 at an address."""
+    return NO_CREDENTIALS | {
+        "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "key-of-the-tests",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }  # fmt: skip
+
+
 def find_proxy():
     named = os.environ.get("CKPTFS_STORE_PROXY")
     proxy = Path(named) if named else REPOSITORY / "target/store-proxy/release/store-proxy"
@@ -102,9 +110,24 @@ class Store:
         return json.loads(self._control("GET", "/__stats"))
 
     def end(self):
-        for process in (self.proxy, self.server):
+        for process in filter(None, (self.proxy, self.server)):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+class ServedFolder(Store):
+    """A folder that the proxy itself serves as S3: each folder in it is a bucket. For objects that are large."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / BUCKET).mkdir()
+        self.proxy = start(find_proxy(), "--folder", folder)
+        self.port = int(self.proxy.stdout.readline())
+        self.server, self.server_port = None, self.port
+
+    @property
+    def environment(self):
+        return s3_environment(self.address)
 
 
 class Moto(Store):
@@ -129,10 +152,7 @@ class Moto(Store):
 
     @property
     def environment(self):
-        return NO_CREDENTIALS | {
-            "AWS_ENDPOINT_URL": self.address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "key-of-the-tests",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        }  # fmt: skip
+        return s3_environment(self.address)
 
     def send(self, method, path, body=b"", **headers):
         # moto requires a signature, and does not check it.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -10,11 +11,10 @@ import pytest
 from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 
-import stores
 from compare import check_same
 from http_server import server_that
 from program import FAILED, REFUSED, find_binary
-from stores import SECRET, start
+from stores import BUCKET, SECRET, ServedFolder, s3_environment
 
 # What a server may do without harm, to requests for objects.
 WEATHER = {
@@ -105,21 +105,20 @@ def test_wrong_answers_are_refused(ckptfs, store, models, tmp_path, impatient):
         assert not out.exists()
 
 
-def test_a_redirect_to_another_host_has_no_credentials(ckptfs, store, models):
-    _, url, _ = models
-    other = start(stores.find_proxy(), f"http://127.0.0.1:{store.server_port}")
+def test_a_redirect_to_another_host_has_no_credentials(ckptfs, store, models, tmp_path):
+    folder, url, _ = models
+    name = "sharded/model-00001-of-00003.safetensors"
+    (tmp_path / "other").mkdir()
+    # It answers whoever asks.
+    other = ServedFolder(tmp_path / "other")
     try:
-        port = int(other.stdout.readline())
-        store.fault(path="/models/sharded/", redirect_to=f"http://127.0.0.1:{port}")
-        ckptfs("inspect", f"{url}/sharded/model-00001-of-00003.safetensors")
-        import urllib.request
-
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/__stats") as answer:
-            stats = json.load(answer)
-        assert stats["requests"] > 0 and stats["authenticated"] == 0
+        shutil.copytree(folder, other.folder / BUCKET / "models")
+        store.fault(path="/models/sharded/", redirect_to=other.address)
+        check_same(load_plain(ckptfs.export(f"{url}/{name}", tmp_path / "out.safetensors")), load_plain(folder / name))
+        stats = other.stats
+        assert stats["requests"] > 1 and stats["authenticated"] == 0
     finally:
-        os.killpg(other.pid, 9)
-        other.wait()
+        other.end()
 
 
 def test_a_redirect_without_end_is_refused(ckptfs, store, models):
@@ -195,10 +194,7 @@ def test_what_a_server_repeats_is_not_shown(ckptfs, tmp_path, monkeypatch, impat
 
     with server_that(repeat) as address:
         (tmp_path / "query").write_text(f"X-Amz-Signature={signature}")
-        for name, value in {
-            "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_SESSION_TOKEN": token, "AWS_REGION": "us-east-1",
-        }.items():  # fmt: skip
+        for name, value in (s3_environment(address) | {"AWS_SESSION_TOKEN": token}).items():
             monkeypatch.setenv(name, value)
         for name in ("json.safetensors", "xml.safetensors"):
             for url in (f"s3://bucket/{name}", f"{address}/{name}?@{tmp_path}/query"):
@@ -234,12 +230,8 @@ def test_a_server_that_drips_is_an_outage(ckptfs, monkeypatch, impatient, drippi
             time.sleep(0.1)
 
     with server_that(drip) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
-        monkeypatch.setenv("CKPTFS_CONNECTIONS", "4")
+        for name, value in (s3_environment(address) | {"CKPTFS_NO_CACHE": "1", "CKPTFS_CONNECTIONS": "4"}).items():
+            monkeypatch.setenv(name, value)
         began = time.monotonic()
         name = "" if dripping == "listings" else "/x.safetensors"
         refused = ckptfs("inspect", f"s3://bucket/models{name}")

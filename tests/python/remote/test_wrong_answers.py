@@ -13,7 +13,7 @@ from safetensors.torch import save
 from http_server import server_that
 from mounts import until
 from program import DONE, FAILED, REFUSED
-from stores import NO_CREDENTIALS, SECRET
+from stores import s3_environment
 
 MODEL = save({"a": torch.ones(3)})
 
@@ -79,12 +79,7 @@ def bucket(monkeypatch):
     made = Bucket()
     with server_that(made.answer) as address:
         made.address = address
-        for name, value in NO_CREDENTIALS.items():
-            monkeypatch.setenv(name, value)
-        for name, value in {
-            "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": SECRET,
-            "CKPTFS_NO_CACHE": "1",
-        }.items():  # fmt: skip
+        for name, value in (s3_environment(address) | {"CKPTFS_NO_CACHE": "1"}).items():
             monkeypatch.setenv(name, value)
         yield made
 
