@@ -312,6 +312,7 @@ struct FaultyBody {
     sleep: Option<Pin<Box<Sleep>>>,
     pending: Option<Bytes>,
     cut_after: Option<u64>,
+    is_flushed: bool,
     stall_after: Option<u64>,
     end_after: Option<u64>,
     guard: Option<InFlight>,
@@ -319,6 +320,9 @@ struct FaultyBody {
 
 /// Bytes that are sent between two looks at the clock.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// The time in which bytes before a cut are sent.
+const FLUSH_TIME: Duration = Duration::from_millis(3);
 
 impl FaultyBody {
     fn plain() -> FaultyBody {
@@ -330,6 +334,7 @@ impl FaultyBody {
             sleep: None,
             pending: None,
             cut_after: None,
+            is_flushed: false,
             stall_after: None,
             end_after: None,
             guard: None,
@@ -391,7 +396,14 @@ impl Body for FaultyBody {
             return Poll::Pending;
         }
         if this.cut_after.is_some_and(|after| this.sent >= after) {
-            return Poll::Ready(Some(Err("cut".into())));
+            if std::mem::replace(&mut this.is_flushed, true) {
+                return Poll::Ready(Some(Err("cut".into())));
+            }
+            // Until the bytes before the cut are on their way.
+            let sleep = this.sleep.insert(Box::pin(tokio::time::sleep(FLUSH_TIME)));
+            if sleep.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
         }
         if this.end_after.is_some_and(|after| this.sent >= after) {
             return Poll::Ready(None);
