@@ -163,20 +163,24 @@ pub fn gcp_default_file() -> Option<PathBuf> {
     moved.filter(|path| path.is_file())
 }
 
+/// Sets of variables of which each states credentials of Azure. Of a set that is not whole, the client would ask the machine
+/// for an identity.
+const AZURE_CREDENTIALS: [&[&str]; 10] = [
+    &["AZURE_STORAGE_ACCOUNT_KEY"],
+    &["AZURE_STORAGE_ACCESS_KEY"],
+    &["AZURE_STORAGE_KEY"],
+    &["AZURE_STORAGE_SAS_TOKEN"],
+    &["AZURE_STORAGE_SAS_KEY"],
+    &["AZURE_STORAGE_TOKEN"],
+    &["AZURE_STORAGE_USE_EMULATOR"],
+    &["AZURE_USE_AZURE_CLI"],
+    &["AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"],
+    &["AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_TENANT_ID"],
+];
+
 /// Fails if the environment has no credentials of Azure.
 pub fn require_azure(options: &RemoteOptions) -> Result<(), RemoteError> {
-    const VARIABLES: [&str; 9] = [
-        "AZURE_STORAGE_ACCOUNT_KEY",
-        "AZURE_STORAGE_ACCESS_KEY",
-        "AZURE_STORAGE_KEY",
-        "AZURE_STORAGE_SAS_TOKEN",
-        "AZURE_STORAGE_SAS_KEY",
-        "AZURE_STORAGE_TOKEN",
-        "AZURE_CLIENT_SECRET",
-        "AZURE_FEDERATED_TOKEN_FILE",
-        "AZURE_STORAGE_USE_EMULATOR",
-    ];
-    let has_any = VARIABLES.iter().any(|name| is_set(name)) || is_set("AZURE_USE_AZURE_CLI");
+    let has_any = AZURE_CREDENTIALS.iter().any(|set| set.iter().all(|name| is_set(name)));
     match has_any || options.anonymous || options.instance_metadata {
         true => Ok(()),
         false => Err(RemoteError::NoCredentials { store: "Azure" }),
