@@ -55,11 +55,20 @@ impl StoreListing {
             let Some(name) = name_inside(directory, &path) else { continue };
             self.add(name, StoreEntry::Directory)?;
         }
-        for meta in page.objects {
+        let mut unversioned = Vec::new();
+        for meta in &page.objects {
             let Some(name) = name_inside(directory, &meta.location) else { continue };
-            // Opening refuses an object without a version.
-            let Ok(version) = ObjectVersion::new(&meta) else { continue };
-            self.add(name, StoreEntry::Object(version))?;
+            match ObjectVersion::new(meta) {
+                Ok(version) => self.add(name, StoreEntry::Object(version))?,
+                Err(_) => unversioned.push(name),
+            }
+        }
+        if let Some(name) = unversioned.first() {
+            tracing::warn!(
+                count = unversioned.len(),
+                name,
+                "objects in {directory:?} are not shown: the store states neither an ETag nor a time of them"
+            );
         }
         Ok(())
     }

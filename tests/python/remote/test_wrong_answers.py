@@ -198,6 +198,16 @@ def test_an_object_of_an_impossible_size_is_refused_by_its_name(ckptfs, mounts, 
         check_refused(ckptfs("inspect", "s3://bucket/m/huge.safetensors"), "s3://bucket/m/huge.safetensors", "size")
 
 
+def test_an_object_without_a_version_is_left_out_and_said(ckptfs, mounts, bucket):
+    bucket.objects["m/a.safetensors"] = MODEL
+    bare = "<Contents><Key>m/b.safetensors</Key><LastModified>1970-01-01T00:00:00Z</LastModified><Size>9</Size></Contents>"
+    bucket.page = page(listed("m/a.safetensors"), bare)
+    assert names_of(ckptfs("ls", "--json", "s3://bucket/m")) == ["a.safetensors"]
+    mount = mounts("s3://bucket/m")
+    assert os.listdir(mount.point) == ["a.safetensors"]
+    until("the mount names it", lambda: "b.safetensors" in mount.logged() and "neither an ETag nor a time" in mount.logged())
+
+
 @pytest.mark.parametrize(
     ("location", "says"),
     [
