@@ -322,7 +322,7 @@ struct FaultyBody {
 const PIECE_BYTES: usize = 64 << 10;
 
 /// The time in which bytes before a cut are sent.
-const FLUSH_TIME: Duration = Duration::from_millis(3);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(3);
 
 impl FaultyBody {
     fn plain() -> FaultyBody {
@@ -400,7 +400,7 @@ impl Body for FaultyBody {
                 return Poll::Ready(Some(Err("cut".into())));
             }
             // Until the bytes before the cut are on their way.
-            let sleep = this.sleep.insert(Box::pin(tokio::time::sleep(FLUSH_TIME)));
+            let sleep = this.sleep.insert(Box::pin(tokio::time::sleep(FLUSH_INTERVAL)));
             if sleep.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }

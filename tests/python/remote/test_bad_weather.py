@@ -12,9 +12,6 @@ from safetensors.torch import load, save_file
 from compare import check_same
 from mounts import until
 
-# Three parts and more.
-TENSORS = {"t": (6, 1 << 20)} | {f"u{n}": (700, 1000 + n) for n in range(4)}
-
 CUT_BYTES = 64 << 10
 
 
@@ -23,7 +20,9 @@ def large(server, tmp_path_factory):
     """The URL of a model of some parts, and its tensors."""
     folder = tmp_path_factory.mktemp("large")
     rng = torch.Generator().manual_seed(1)
-    tensors = {name: torch.randn(shape, generator=rng) for name, shape in TENSORS.items()}
+    # Three parts and more.
+    shapes = {"t": (6, 1 << 20)} | {f"u{n}": (700, 1000 + n) for n in range(4)}
+    tensors = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return server.upload(folder, "weather"), tensors
 

@@ -109,7 +109,7 @@ def test_a_redirect_to_another_host_has_no_credentials(ckptfs, store, models, tm
     folder, url, _ = models
     name = "sharded/model-00001-of-00003.safetensors"
     (tmp_path / "other").mkdir()
-    # It answers whoever asks.
+    # It asks for no credentials.
     other = ServedFolder(tmp_path / "other")
     try:
         shutil.copytree(folder, other.folder / BUCKET / "models")

@@ -49,7 +49,7 @@ struct RoleCredentials {
 #[serde(rename_all = "camelCase")]
 struct TokenAnswer {
     access_token: String,
-    /// Seconds.
+    /// The seconds that the token holds.
     expires_in: i64,
     refresh_token: Option<String>,
 }
