@@ -14,6 +14,7 @@ mod fetch;
 mod interruptible;
 mod load;
 mod mounts;
+mod stores;
 mod temp_files;
 mod tensor;
 
@@ -49,6 +50,8 @@ mod _ckptfs {
     #[pymodule_export]
     use super::mounts::{locate, mount_table};
     #[pymodule_export]
+    use super::stores::set_remote_options;
+    #[pymodule_export]
     use super::temp_files::{PyTempFile, check_file_suffix, remove_stale_file, sync_directory};
     #[pymodule_export]
     use super::tensor::{PyMemory, PyTensor, strided_spans};
@@ -76,57 +79,6 @@ mod _ckptfs {
     #[pyfunction]
     fn is_source_url(path: std::path::PathBuf) -> bool {
         crate::source::is_source_url(&path)
-    }
-
-    /// How stores are reached, and what is kept of them, as a dictionary of Python.
-    #[derive(FromPyObject)]
-    #[pyo3(from_item_all)]
-    struct PyRemoteOptions {
-        allow_http: Option<bool>,
-        anonymous: Option<bool>,
-        instance_metadata: Option<bool>,
-        stall_timeout: Option<u32>,
-        outage_timeout: Option<u32>,
-        poll_interval: Option<u32>,
-        connections: Option<u16>,
-        cache_dir: Option<PathBuf>,
-        cache_size: Option<u64>,
-        cache_min_free: Option<u8>,
-        no_cache: Option<bool>,
-        offline: Option<bool>,
-    }
-
-    /// States the options of stores. What is `None` is left to the environment.
-    #[pyfunction]
-    fn set_remote_options(options: PyRemoteOptions) {
-        let PyRemoteOptions {
-            allow_http,
-            anonymous,
-            instance_metadata,
-            stall_timeout,
-            outage_timeout,
-            poll_interval,
-            connections,
-            cache_dir,
-            cache_size,
-            cache_min_free,
-            no_cache,
-            offline,
-        } = options;
-        crate::source::set_remote_options(crate::source::RemoteOverrides {
-            allow_http,
-            anonymous,
-            instance_metadata,
-            stall_timeout,
-            outage_timeout,
-            poll_interval,
-            connections,
-            cache_dir,
-            cache_size,
-            cache_min_free,
-            no_cache,
-            offline,
-        });
     }
 
     /// A variable of the environment, in a tenth of the time that `os.environ` takes.

@@ -24,6 +24,7 @@ mod listing;
 mod listing_filter;
 mod options;
 mod outage;
+mod overrides;
 mod pages;
 mod redirect;
 mod retry;
@@ -36,7 +37,7 @@ mod version;
 pub use access_check::{AccessStep, StepOutcome, check_access};
 pub use directory::RemoteDirectory;
 pub use error::RemoteError;
-pub use options::{
-    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteOptions, RemoteOverrides, SECONDS_RANGE,
-    set_remote_options,
+pub use options::RemoteOptions;
+pub use overrides::{
+    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteOverrides, SECONDS_RANGE, set_remote_options,
 };

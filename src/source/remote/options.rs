@@ -1,23 +1,24 @@
 //! Options of remote sources: what the user allows, and how long reads wait.
 //!
-//! The command line or the program sets [`RemoteOverrides`] once for the process. The environment sets options that
-//! these leave open; all others have defaults. An invalid value is refused by the name of its variable.
+//! The command line or the program sets [`RemoteOverrides`] for the process. They take precedence over variables of the
+//! environment, and these over defaults. A variable with an invalid value is refused by its name.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::byte_size::parse_size;
 use crate::source::disk_cache::CacheOptions;
-use crate::threads::lock;
 
 use super::error::RemoteError;
+use super::overrides::{
+    CONNECTIONS_RANGE, PERCENT_RANGE, RemoteOverrides, SECONDS_RANGE, remote_overrides,
+};
 
 /// Options of all remote sources of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteOptions {
-    /// Send requests without encryption, where the URL or the endpoint says so.
+    /// Allow addresses without encryption.
     pub allow_http: bool,
     /// Send requests without credentials, for public buckets.
     pub anonymous: bool,
@@ -37,71 +38,24 @@ pub struct RemoteOptions {
     pub offline: bool,
 }
 
-/// Options that the command line or the program sets. The environment decides those that are `None`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RemoteOverrides {
-    /// Whether to send requests without encryption.
-    pub allow_http: Option<bool>,
-    /// Whether to send requests without credentials.
-    pub anonymous: Option<bool>,
-    /// Whether to ask the cloud's metadata server for credentials.
-    pub instance_metadata: Option<bool>,
-    /// [`RemoteOptions::stall_timeout`], in seconds
-    pub stall_timeout: Option<u32>,
-    /// [`RemoteOptions::outage_timeout`], in seconds
-    pub outage_timeout: Option<u32>,
-    /// [`RemoteOptions::poll_interval`], in seconds
-    pub poll_interval: Option<u32>,
-    /// Maximum requests of one store in flight.
-    pub connections: Option<u16>,
-    /// The folder of the cache on disk.
-    pub cache_dir: Option<PathBuf>,
-    /// Maximum bytes of the cache on disk.
-    pub cache_size: Option<u64>,
-    /// The percentage of its disk that the cache leaves free.
-    pub cache_min_free: Option<u8>,
-    /// Whether to bypass the cache on disk.
-    pub no_cache: Option<bool>,
-    /// Whether to send no request at all.
-    pub offline: Option<bool>,
-}
-
-/// Default of the stall timeout: a loaded store can take some seconds for an answer.
+/// The default stall timeout: a loaded store can take some seconds for an answer.
 const DEFAULT_STALL_SECONDS: u32 = 20;
 
-/// Default of the outage timeout: a server that restarts is back sooner.
+/// The default outage timeout: a server that restarts is back sooner.
 const DEFAULT_OUTAGE_SECONDS: u32 = 60;
 
-/// Default of the poll interval: one request for each thousand names costs next to nothing this often.
+/// The default poll interval: one request for each thousand names costs next to nothing this often.
 const DEFAULT_POLL_SECONDS: u32 = 5;
-
-/// Valid times in seconds: an outage of a day is an error.
-pub const SECONDS_RANGE: RangeInclusive<u32> = 1..=86_400;
-
-/// Valid numbers of connections: no program has shown a use for more, and each takes a descriptor.
-pub const CONNECTIONS_RANGE: RangeInclusive<u16> = 1..=256;
-
-/// Valid percentages of a disk. A disk that must stay wholly free could hold no block.
-pub const PERCENT_RANGE: RangeInclusive<u8> = 0..=99;
-
-/// The overrides of this process.
-static OVERRIDES: Mutex<Option<RemoteOverrides>> = Mutex::new(None);
-
-/// Sets the options of this process. Open sources keep theirs.
-pub fn set_remote_options(overrides: RemoteOverrides) {
-    *lock(&OVERRIDES) = Some(overrides);
-}
 
 impl RemoteOptions {
     /// Resolves the options of this process.
     pub fn current() -> Result<RemoteOptions, RemoteError> {
-        let overrides = lock(&OVERRIDES).clone().unwrap_or_default();
-        RemoteOptions::new(overrides, |name| {
+        RemoteOptions::new(remote_overrides(), |name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// Resolves overrides above an environment.
+    /// Resolves overrides, then variables, then defaults.
     fn new(
         overrides: RemoteOverrides,
         variable: impl Fn(&str) -> Option<String>,
@@ -156,7 +110,7 @@ impl RemoteOptions {
     }
 }
 
-/// Variables that set options without an override.
+/// The variables of the environment.
 struct Environment<V> {
     variable: V,
 }
@@ -167,7 +121,7 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    /// An option that is on or off, by the first variable that is set.
+    /// A switch: the argument, else the first variable that is set.
     fn switch(&self, argument: Option<bool>, names: &[&'static str]) -> Result<bool, RemoteError> {
         if let Some(argument) = argument {
             return Ok(argument);
@@ -181,7 +135,7 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
         }
     }
 
-    /// A number of bytes, such as `200G`.
+    /// A size, such as `200G`: the argument, else the variable.
     fn size(&self, argument: Option<u64>, name: &'static str) -> Result<Option<u64>, RemoteError> {
         let (None, Some(value)) = (argument, self.value(name)) else { return Ok(argument) };
         match parse_size(&value) {
@@ -193,7 +147,7 @@ impl<V: Fn(&str) -> Option<String>> Environment<V> {
         }
     }
 
-    /// A number in a range.
+    /// A number: the argument, else the variable, which must be in the range.
     fn number<N>(
         &self,
         argument: Option<N>,

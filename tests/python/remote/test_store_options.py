@@ -5,6 +5,8 @@ import pytest
 from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 
+from ckptfs import _ckptfs
+from ckptfs.settings import STORE_SETTINGS
 from compare import check_same
 from program import DONE, FAILED, USAGE
 
@@ -67,3 +69,14 @@ def test_python_configures_loads_and_mounts(encrypted, models):
     for wrong in ({"connections": 0}, {"connections": 1000}, {"outage_timeout": "soon"}, {"anonymous": "perhaps"}):
         with pytest.raises(ckptfs.SafetensorError, match=next(iter(wrong))):
             ckptfs.configure(**wrong)
+
+
+def test_no_option_is_lost_between_python_and_rust():
+    options = dict.fromkeys(STORE_SETTINGS)
+    _ckptfs.set_remote_options(options)
+    assert options == dict.fromkeys(STORE_SETTINGS)
+    with pytest.raises(KeyError, match="speed"):
+        _ckptfs.set_remote_options({**options, "speed": None})
+    for name in STORE_SETTINGS:
+        with pytest.raises(KeyError, match=name):
+            _ckptfs.set_remote_options({other: None for other in STORE_SETTINGS if other != name})
