@@ -32,7 +32,9 @@ mod test_file;
 mod url;
 
 #[cfg(feature = "remote")]
-pub use disk_cache::{CacheOptions, CacheReport, CachedVersion, DiskCache, RemovedBlocks};
+pub use disk_cache::{
+    CacheOptions, CacheReport, CacheShortage, CachedVersion, DiskCache, RemovedBlocks,
+};
 pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};

@@ -23,13 +23,16 @@ const MAGIC: [u8; 8] = *b"ckptfs 2";
 /// Bytes of the header: a page.
 pub const HEADER_BYTES: usize = 4096;
 
-/// Bytes with a checksum of their own: what a small read costs at least. They begin at multiples of this in the object.
+/// Bytes that the file of a block takes beside the block's: its header, and the rest of its first and last page.
+pub const BLOCK_OVERHEAD_BYTES: u64 = 3 * HEADER_BYTES as u64;
+
+/// Bytes that one checksum covers, and so the least that a read compares. They begin at multiples of this in the object.
 pub const CHECKED_BYTES: u64 = 64 << 10;
 
-/// Bytes of one block at most. The checksums of 60 MiB would fit in the header; a lost block is fetched anew whole.
+/// Maximum bytes of a block. The header has room for the checksums of 60 MiB, but a corrupt block is fetched again whole.
 pub const MAX_BLOCK_BYTES: u64 = 8 << 20;
 
-/// The place of the checksums in the header, and of the header's own.
+/// Offsets in the header: of the checksums of the bytes, and of its own checksum.
 const CHECKSUMS_AT: usize = 40;
 const HEADER_CHECKSUM_AT: usize = HEADER_BYTES - 4;
 
@@ -79,7 +82,7 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// The checksums in a header; `None` unless it is the one of an object and a range.
+/// The checksums of a header; `None` if it is not that of this object and range.
 pub fn parse_header(header: &[u8], object: &ObjectId, range: &Range<u64>) -> Option<Box<[u32]>> {
     let header: &[u8; HEADER_BYTES] = header.try_into().ok()?;
     let number = |at: usize| {
@@ -95,7 +98,7 @@ pub fn parse_header(header: &[u8], object: &ObjectId, range: &Range<u64>) -> Opt
         .then(|| (0..checksum_count(range)).map(|n| number(CHECKSUMS_AT + 4 * n)).collect())
 }
 
-/// A block that is being written. It has no name until it is whole; dropped before, it is gone.
+/// A block that is being written. It has no name until it is whole, so a drop before that removes it.
 pub struct BlockWriter {
     file: TempFile,
     start: u64,
@@ -107,7 +110,7 @@ pub struct BlockWriter {
 impl BlockWriter {
     /// Begins a block at an offset of an object.
     pub fn create(folder: &Path, start: u64) -> io::Result<BlockWriter> {
-        // A hidden name, where it needs one, is of the start: a second writer of it gets one of its own.
+        // For filesystems without nameless files. A second writer of the same start gets another hidden name.
         let name = format!("{start:012x}");
         let file = TempFile::create(folder, Some(OsStr::new(&name)), Mode::RUSR | Mode::WUSR)?;
         let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
@@ -124,7 +127,7 @@ impl BlockWriter {
         self.len
     }
 
-    /// Appends bytes: no more than fit in a block.
+    /// Appends bytes, at most as many as fit in a block.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let range = self.range();
         self.file.file().write_all_at(bytes, file_offset(&range, range.end))?;
@@ -147,7 +150,7 @@ impl BlockWriter {
         self.start..self.start + self.len
     }
 
-    /// Gives the block its name. Another process may have been faster, which is as good. Returns its range.
+    /// Gives the block its name, unless another process has written the same block. Returns its range.
     pub fn finish(mut self, folder: &Path, object: &ObjectId) -> io::Result<Range<u64>> {
         let range = self.range();
         if !range.end.is_multiple_of(CHECKED_BYTES) {

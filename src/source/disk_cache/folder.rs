@@ -15,20 +15,18 @@ use crate::private_folder::{create_private, open_private};
 use crate::temp_file::TempFile;
 use crate::threads::lock;
 
-use super::block::BlockError;
+use super::block::{BLOCK_OVERHEAD_BYTES, BlockError};
 use super::block_reader::BlockReader;
-use super::limits::{CacheOptions, DiskLimits};
+use super::ledger::{RoomAnswer, SpaceLedger};
+use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
 use super::object::CachedObject;
 use super::usage::{ObjectFolder, object_folders};
 
-/// Blocks that stay open: readers that jump return to them. Each takes a descriptor, or two.
+/// Maximum blocks that stay open for random readers. Each takes one or two descriptors.
 const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero");
 
-/// Bytes that this process writes before it looks at what others wrote meanwhile.
-const RESCAN_BYTES: u64 = 1 << 30;
-
-/// The pause of writes after a failure: a full disk is not tried for each block.
+/// The pause of writes after a failure, so that a full disk is not tried for each block.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A block's path, with the process that opens it: in a forked child, no thread may be left to fill a slot.
@@ -43,16 +41,8 @@ pub struct DiskCache {
     folder: PathBuf,
     limits: DiskLimits,
     open_blocks: Mutex<LruCache<BlockKey, BlockSlot>>,
-    usage: Mutex<Usage>,
+    ledger: SpaceLedger,
     paused_until: Mutex<Option<Instant>>,
-}
-
-/// Bytes of all blocks, as far as this process knows.
-#[derive(Debug, Default)]
-struct Usage {
-    bytes: u64,
-    /// Bytes that were written since the folder was looked at; `None` before the first look.
-    written: Option<u64>,
 }
 
 /// An object, and its cached bytes.
@@ -81,13 +71,16 @@ pub struct RemovedBlocks {
 static CACHES: Mutex<Option<HashMap<CacheOptions, Option<Arc<DiskCache>>>>> = Mutex::new(None);
 
 impl DiskCache {
-    /// The cache that the options name; `None` if they name none, or it cannot be used, which a warning says once.
+    /// The cache of some options; `None` if they disable it, or if it cannot be used. A warning then says so once.
     pub fn shared(options: &CacheOptions) -> Option<Arc<DiskCache>> {
         let folder = options.folder.as_ref()?;
+        if let Some(known) = lock(&CACHES).get_or_insert_default().get(options) {
+            return known.clone();
+        }
+        let opened = DiskCache::open(options, folder);
+        // Another thread may have been faster. All must use one ledger.
         let mut caches = lock(&CACHES);
-        let caches = caches.get_or_insert_default();
-        let cache = caches.entry(options.clone()).or_insert_with(|| {
-            let opened = DiskCache::open(options, folder);
+        let cache = caches.get_or_insert_default().entry(options.clone()).or_insert_with(|| {
             if let Err(error) = &opened {
                 let folder = folder.display();
                 tracing::warn!(%folder, %error, "the cache on disk cannot be used: all is fetched from the store");
@@ -107,11 +100,12 @@ impl DiskCache {
             let _ = rustix::fs::fchmod(&opened, Mode::RWXU);
         }
         let disk = rustix::fs::fstatvfs(&opened)?;
+        let limits = options.limits(disk.f_blocks.saturating_mul(disk.f_frsize));
         Ok(DiskCache {
             folder: folder.to_path_buf(),
-            limits: options.limits(disk.f_blocks.saturating_mul(disk.f_frsize)),
+            limits,
+            ledger: SpaceLedger::new(limits),
             open_blocks: Mutex::new(LruCache::new(MAX_OPEN_BLOCKS)),
-            usage: Mutex::default(),
             paused_until: Mutex::default(),
         })
     }
@@ -158,7 +152,7 @@ impl DiskCache {
         file.take(&folder.join(MANIFEST_NAME), true)
     }
 
-    /// Writes nothing for a while. Reads go on.
+    /// Pauses writes. Reads go on.
     pub(super) fn pause_writes(&self, error: &io::Error) {
         let paused = lock(&self.paused_until).replace(Instant::now() + WRITE_RETRY_INTERVAL);
         if paused.is_none() {
@@ -172,20 +166,32 @@ impl DiskCache {
         if lock(&self.paused_until).is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        let Ok(free) = self.free_bytes() else { return false };
-        let mut usage = lock(&self.usage);
-        let is_known = usage.written.is_some_and(|written| written < RESCAN_BYTES);
-        if is_known && self.limits.has_room(usage.bytes, free, bytes) {
-            return true;
-        }
-        let folders = object_folders(&self.folder);
-        let used = folders.iter().map(ObjectFolder::disk_bytes).sum();
-        let removed = match self.limits.has_room(used, free, bytes) {
-            true => 0,
-            false => self.evict(folders, self.limits.excess(used, free, bytes)).bytes,
+        let answer = match self.ledger.request(bytes) {
+            RoomAnswer::MeasureDisk => {
+                let Ok(free) = self.free_bytes() else { return false };
+                self.ledger.set_free(free);
+                self.ledger.request(bytes)
+            }
+            answer => answer,
         };
-        *usage = Usage { bytes: used - removed, written: Some(0) };
-        let has_room = self.limits.has_room(usage.bytes, free + removed, bytes);
+        // A measurement that is old already is of a slow disk, and the next block measures again.
+        answer != RoomAnswer::ScanFolder || self.scan_and_evict(bytes)
+    }
+
+    /// Scans the folder, and evicts blocks where bytes that will be written lack room. False if there is none.
+    fn scan_and_evict(&self, bytes: u64) -> bool {
+        let folders = object_folders(&self.folder);
+        let mut used = folders.iter().map(ObjectFolder::disk_bytes).sum();
+        let Ok(mut free) = self.free_bytes() else {
+            self.ledger.end_scan(used, 0);
+            return false;
+        };
+        if !self.limits.has_room(used, free, bytes) {
+            let removed = self.evict(folders, self.limits.excess(used, free, bytes)).bytes;
+            (used, free) = (used - removed, free + removed);
+        }
+        self.ledger.end_scan(used, free);
+        let has_room = self.limits.has_room(used, free, bytes);
         if !has_room {
             self.pause_writes(&io::Error::other(format!(
                 "it has {} bytes at most, and leaves {} of the disk free",
@@ -195,10 +201,22 @@ impl DiskCache {
         has_room
     }
 
-    pub(super) fn add_usage(&self, bytes: u64) {
-        let mut usage = lock(&self.usage);
-        usage.bytes += bytes;
-        usage.written = usage.written.map(|written| written + bytes);
+    pub(super) fn add_written(&self, bytes: u64) {
+        self.ledger.add_written(bytes);
+    }
+
+    /// What the cache lacks to keep `missing` bytes in `block_count` blocks, without an eviction of `kept` bytes that it
+    /// has; `None` if there is room.
+    pub fn find_shortage(
+        &self,
+        kept: u64,
+        missing: u64,
+        block_count: u64,
+    ) -> io::Result<Option<CacheShortage>> {
+        let used = object_folders(&self.folder).iter().map(ObjectFolder::disk_bytes).sum();
+        let space = SpaceUse { used, free: self.free_bytes()? };
+        let missing = missing.saturating_add(block_count.saturating_mul(BLOCK_OVERHEAD_BYTES));
+        Ok(self.limits.find_shortage(space, kept, missing))
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -241,7 +259,7 @@ impl DiskCache {
         }
     }
 
-    /// The objects that it has, by URL.
+    /// Reports all objects, sorted by URL.
     pub fn report(&self) -> Vec<CacheReport> {
         let report = |folder: &ObjectFolder| {
             let (version, _) = folder.version()?;
@@ -257,7 +275,7 @@ impl DiskCache {
         reports
     }
 
-    /// The versions of a store's objects, each the one that was seen last.
+    /// The last version of each object of a store.
     pub fn versions(&self, store: &str) -> Vec<CachedVersion> {
         let mut newest = HashMap::<String, ((i64, i64), CachedVersion)>::new();
         for (version, seen) in object_folders(&self.folder).iter().filter_map(ObjectFolder::version)
@@ -273,7 +291,7 @@ impl DiskCache {
         newest.into_values().map(|(_, version)| version).collect()
     }
 
-    /// Removes blocks: of the objects that `select` chooses, down to so many bytes of these.
+    /// Removes blocks of the selected objects, until these take at most `max_bytes`.
     pub fn prune(&self, max_bytes: u64, select: impl Fn(&CachedVersion) -> bool) -> RemovedBlocks {
         let mut folders = object_folders(&self.folder);
         // A folder without a manifest is useless.
@@ -282,7 +300,7 @@ impl DiskCache {
         self.evict(folders, used.saturating_sub(max_bytes))
     }
 
-    /// Compares the blocks of the objects that `select` chooses with their checksums, and removes those that differ.
+    /// Compares the blocks of the selected objects with their checksums, and removes those that differ.
     /// Calls `on_block` with the bytes of each and whether it was whole, until that returns false.
     pub fn verify(
         &self,

@@ -30,11 +30,11 @@ pub struct ObjectId(pub [u8; 16]);
 /// The name of the manifest in the folder of an object.
 pub const MANIFEST_NAME: &str = "object.json";
 
-/// The largest manifest that is read: a key has at most a thousand bytes, each of them in six characters.
+/// Maximum bytes of a manifest. A key has at most 1,024 bytes, and JSON escapes each with at most six characters.
 pub const MAX_MANIFEST_BYTES: u64 = 64 << 10;
 
 impl CachedVersion {
-    /// The name of this version: other bytes of the same key have another.
+    /// The identifier of this version. Other bytes of the same key have another one.
     pub fn id(&self) -> ObjectId {
         let CachedVersion { url: _, store, key, size, etag, is_weak, modified } = self;
         let mut hasher = blake3::Hasher::new();

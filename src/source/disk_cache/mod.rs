@@ -1,15 +1,16 @@
 //! A cache of remote objects on the disks of this machine, which all processes of a user share.
 //!
-//! Each version of an object has a folder, and in it a file for each range that was read (a block). A block has no name
-//! until it is whole, and is never changed: no lock is needed, and a killed process leaves nothing. The least recently
-//! used blocks are removed where space ends. Every read compares checksums.
+//! Each version of an object has a folder, with a file (a block) for each range that was read. A block gets its name when
+//! it is whole, and never changes: no lock is needed, and a killed process leaves nothing. The least recently used blocks
+//! are evicted when there is no room. Every read compares checksums.
 //!
-//! Callers know versions, and whether one is still the newest: the cache has no network.
+//! The cache sends no request. Callers know which version is the newest.
 
 mod block;
 mod block_file;
 mod block_reader;
 mod folder;
+mod ledger;
 mod limits;
 mod manifest;
 mod object;
@@ -17,6 +18,6 @@ mod read_spans;
 mod usage;
 
 pub use folder::{CacheReport, DiskCache, RemovedBlocks};
-pub use limits::CacheOptions;
+pub use limits::{CacheOptions, CacheShortage};
 pub use manifest::{CachedVersion, ObjectId};
 pub use object::CachedObject;

@@ -1,7 +1,6 @@
 //! The blocks of one version of an object, as one process sees them.
 //!
-//! Blocks are the ranges that were read, so they end where the rooms above end their reads: at tensors. Other processes
-//! add and remove blocks at any time.
+//! Blocks are the ranges that were read, which mostly end at tensors. Other processes add and remove blocks at any time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,10 +17,10 @@ use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_b
 use super::folder::DiskCache;
 use super::{CachedVersion, ObjectId};
 
-/// How often a miss looks for blocks of other processes. A miss costs a request, and reading names is shorter.
+/// The least time between two listings for blocks of other processes. A miss costs a request, and a listing is faster.
 const RELIST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Blocks that overlap a position and are tried. Two processes that read differently make them overlap.
+/// Blocks that are tried for one position. They overlap where two processes read differently.
 const MAX_CANDIDATES: usize = 4;
 
 /// The blocks of an object.
@@ -35,7 +34,7 @@ pub struct CachedObject {
     has_manifest: AtomicBool,
 }
 
-/// The blocks that were there when their names were read, by their start, and those written since.
+/// The blocks of the last listing, by their start, and those that were written since.
 #[derive(Debug, Default)]
 struct KnownBlocks {
     ends: BTreeMap<u64, u64>,
@@ -70,30 +69,41 @@ impl CachedObject {
         missing
     }
 
-    /// Bytes of the object that the cache has.
+    /// Bytes of the object that the folder has blocks of.
     pub fn covered_bytes(&self) -> u64 {
-        let mut blocks = lock(&self.blocks);
-        if blocks.listed_at.is_none() {
-            blocks.list(&self.folder);
-        }
-        covered_bytes(blocks.ends.iter().map(|(&start, &end)| start..end))
+        covered_bytes(self.list().into_iter())
     }
 
-    /// The block that has a position and reaches furthest.
+    /// Bytes of ranges that the folder has no blocks of. The blocks are not opened.
+    pub fn missing_bytes(&self, ranges: &[Range<u64>]) -> u64 {
+        let blocks = self.list();
+        ranges.iter().map(|range| range.end - range.start - bytes_within(&blocks, range)).sum()
+    }
+
+    /// The block that has a position and reaches furthest. A miss lists the folder again if the listing is old.
     fn find(&self, at: u64) -> Option<Range<u64>> {
-        let mut blocks = lock(&self.blocks);
-        let find = |blocks: &KnownBlocks| {
-            let before = blocks.ends.range(..=at).rev().take(MAX_CANDIDATES);
-            let has_it = before.map(|(&start, &end)| start..end).filter(|block| at < block.end);
-            has_it.max_by_key(|block| block.end)
+        let (found, is_old) = {
+            let blocks = lock(&self.blocks);
+            (blocks.find(at), blocks.listed_at.is_none_or(|at| at.elapsed() >= RELIST_INTERVAL))
         };
-        let found = find(&blocks);
-        let is_old = blocks.listed_at.is_none_or(|listed| listed.elapsed() >= RELIST_INTERVAL);
-        if found.is_none() && is_old {
-            blocks.list(&self.folder);
-            return find(&blocks);
+        if found.is_some() || !is_old {
+            return found;
         }
-        found
+        // Without the lock. A block that is gone meanwhile is forgotten when it is opened.
+        let listed = self.list();
+        let mut blocks = lock(&self.blocks);
+        blocks.ends.extend(listed.into_iter().map(|block| (block.start, block.end)));
+        blocks.listed_at = Some(Instant::now());
+        blocks.find(at)
+    }
+
+    /// The blocks that the folder has now, by their start.
+    fn list(&self) -> Vec<Range<u64>> {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let block = |entry: std::fs::DirEntry| parse_block_name(entry.file_name().to_str()?);
+        let mut blocks: Vec<_> = entries.filter_map(block).collect();
+        blocks.sort_unstable_by_key(|block| (block.start, block.end));
+        blocks
     }
 
     /// The start of the first block behind a position.
@@ -126,7 +136,7 @@ impl CachedObject {
         false
     }
 
-    /// Begins to keep the bytes of a range; `None` if the cache takes none now.
+    /// Begins to write the bytes of a range; `None` if the cache takes none now.
     pub fn write(&self, range: &Range<u64>) -> Option<BlockFill<'_>> {
         let writer = self.begin(range.start, range.end)?;
         Some(BlockFill { object: self, end: range.end, writer: Some(writer) })
@@ -155,7 +165,7 @@ impl CachedObject {
         let len = writer.len();
         match writer.finish(&self.folder, &self.id) {
             Ok(range) => {
-                self.cache.add_usage(len);
+                self.cache.add_written(len);
                 lock(&self.blocks).ends.insert(range.start, range.end);
             }
             // The folder was removed in between: this block is lost, and the next one creates it anew.
@@ -166,7 +176,7 @@ impl CachedObject {
         }
     }
 
-    /// Writes the manifest, whose time says that this version was seen now: once for each open object.
+    /// Writes the manifest once for each open object. Its time records that this version was seen now.
     fn keep_manifest(&self) -> io::Result<()> {
         if !self.has_manifest.load(Relaxed) {
             self.cache.write_manifest(&self.folder, &self.version)?;
@@ -176,7 +186,7 @@ impl CachedObject {
     }
 }
 
-/// Bytes in ranges that are in order, overlaps counted once.
+/// Bytes in ranges that are in order. Overlaps count once.
 pub(super) fn covered_bytes(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
     let (mut covered, mut end) = (0, 0);
     for range in ranges {
@@ -186,24 +196,24 @@ pub(super) fn covered_bytes(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
     covered
 }
 
+/// Bytes of a range that blocks in order have. Blocks are short, so all that start far before it are skipped.
+fn bytes_within(blocks: &[Range<u64>], range: &Range<u64>) -> u64 {
+    let first = range.start.saturating_sub(MAX_BLOCK_BYTES);
+    let first = blocks.partition_point(|block| block.start < first);
+    let before_end = blocks[first..].iter().take_while(|block| block.start < range.end);
+    covered_bytes(before_end.map(|block| block.start.max(range.start)..block.end.min(range.end)))
+}
+
 impl KnownBlocks {
-    fn list(&mut self, folder: &std::path::Path) {
-        self.listed_at = Some(Instant::now());
-        self.ends = match std::fs::read_dir(folder) {
-            Ok(entries) => {
-                let names = entries.flatten().map(|entry| entry.file_name());
-                names
-                    .filter_map(|name| parse_block_name(name.to_str()?))
-                    .map(|range| (range.start, range.end))
-                    .collect()
-            }
-            Err(_) => BTreeMap::new(),
-        };
+    /// The block that has a position and reaches furthest.
+    fn find(&self, at: u64) -> Option<Range<u64>> {
+        let before = self.ends.range(..=at).rev().take(MAX_CANDIDATES);
+        let has_it = before.map(|(&start, &end)| start..end).filter(|block| at < block.end);
+        has_it.max_by_key(|block| block.end)
     }
 }
 
-/// Bytes that come from the store and are kept: one block after the other. Dropped before its end, the last one is
-/// not kept.
+/// Writes bytes of the store to one block after the other. A block that is dropped before its end is lost.
 pub struct BlockFill<'a> {
     object: &'a CachedObject,
     end: u64,
@@ -212,7 +222,7 @@ pub struct BlockFill<'a> {
 }
 
 impl BlockFill<'_> {
-    /// Appends bytes. After a failure, none are kept, and reads continue.
+    /// Appends bytes. After a failure it drops them, and the read goes on.
     pub fn append(&mut self, mut bytes: &[u8]) {
         while let Some(writer) = &mut self.writer
             && !bytes.is_empty()
@@ -235,10 +245,25 @@ impl BlockFill<'_> {
         }
     }
 
-    /// Keeps what was appended.
+    /// Names the last block.
     pub fn finish(mut self) {
         if let Some(writer) = self.writer.take().filter(|writer| writer.len() > 0) {
             self.object.finish(writer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_range_are_counted_once_and_to_its_ends() {
+        let blocks = [0..10, 5..20, 30..40, 50..60];
+        for (range, expected) in
+            [(0..60, 40), (8..12, 4), (20..30, 0), (35..55, 10), (60..99, 0), (7..7, 0)]
+        {
+            assert_eq!(bytes_within(&blocks, &range), expected, "{range:?}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct BlockFile {
     pub used: (i64, i64),
 }
 
-/// The folders of all objects. What is not the cache's own is left alone.
+/// The folders of all objects. Other files are ignored.
 pub fn object_folders(folder: &Path) -> Vec<ObjectFolder> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let folder_of = |entry: DirEntry| {
@@ -57,7 +57,7 @@ impl ObjectFolder {
         self.blocks.iter().map(|block| block.disk_bytes).sum()
     }
 
-    /// The version that its manifest states, and the time at which it was last seen; `None` if that is not whole.
+    /// The version in its manifest, and when it was last seen; `None` without a whole manifest.
     pub fn version(&self) -> Option<(CachedVersion, (i64, i64))> {
         let path = self.path.join(MANIFEST_NAME);
         let metadata = std::fs::symlink_metadata(&path).ok()?;
@@ -68,7 +68,7 @@ impl ObjectFolder {
         (version.id() == self.id).then_some((version, (metadata.mtime(), metadata.mtime_nsec())))
     }
 
-    /// Bytes of the object that its blocks have, overlaps counted once.
+    /// Bytes of the object that its blocks have. Overlaps count once.
     pub fn covered_bytes(&self) -> u64 {
         let mut ranges: Vec<_> = self.blocks.iter().map(|block| block.range.clone()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
