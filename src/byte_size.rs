@@ -35,11 +35,22 @@ pub fn parse_size_within(text: &str, least: u64, greatest: u64) -> Result<u64, S
 }
 
 /// Formats a size as the command line takes it: exactly in the largest unit, or rounded down by less than a tenth.
-fn format_size(size: u64) -> String {
+pub fn format_size(size: u64) -> String {
+    let (name, unit) = size_unit(size);
+    format!("{}{name}", size / unit)
+}
+
+/// The same, rounded up.
+#[cfg(feature = "remote")]
+pub fn format_size_up(size: u64) -> String {
+    let (name, unit) = size_unit(size);
+    format!("{}{name}", size.div_ceil(unit))
+}
+
+fn size_unit(size: u64) -> (&'static str, u64) {
     let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("", 1)];
     let fits = |unit: u64| size >= 10 * unit || (size >= unit && size.is_multiple_of(unit));
-    let (name, unit) = units.into_iter().find(|&(_, unit)| fits(unit)).unwrap_or(("", 1));
-    format!("{}{name}", size / unit)
+    units.into_iter().find(|&(_, unit)| fits(unit)).unwrap_or(("", 1))
 }
 
 #[cfg(test)]

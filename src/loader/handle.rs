@@ -19,10 +19,7 @@ use crate::virtual_file::{VirtualFile, VirtualFileReader};
 use super::error::LoadError;
 use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
 use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
-use super::plan::{
-    MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, REMOTE_EXTENT_BYTES, REMOTE_GAP_BYTES, SplitPolicy,
-    Target, plan_jobs,
-};
+use super::plan::{PlanItem, SplitPolicy, Target, plan_jobs};
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
 
@@ -389,11 +386,7 @@ pub fn load_with_sink<'a, T: Target + Send>(
 
 /// Where extents end, of sources that all lie in stores or on filesystems.
 fn split_policy<T, S: Sink<T>>(is_remote: bool, _sink: &S) -> SplitPolicy {
-    if is_remote && S::IS_HOST_MEMORY {
-        SplitPolicy { boundary_bytes: REMOTE_EXTENT_BYTES, max_gap_bytes: REMOTE_GAP_BYTES }
-    } else {
-        SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES }
-    }
+    if is_remote && S::IS_HOST_MEMORY { SplitPolicy::REMOTE } else { SplitPolicy::LOCAL }
 }
 
 /// Like [`load_many`], each tensor into memory of its own.

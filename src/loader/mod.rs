@@ -38,7 +38,9 @@ pub(crate) use handle::load_with_sink;
 pub use handle::{LoadRequest, OpenCheckpoint, Route, load_many, load_many_owned};
 pub use memory::{MapRefusal, MappedTensor, TensorBuffer};
 pub use open::{LoadOptions, open};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "remote"))]
 pub(crate) use plan::Target;
+#[cfg(feature = "remote")]
+pub(crate) use plan::{LoadExtent, LoadJob, PlanItem, SplitPolicy, plan_jobs};
 #[cfg(feature = "cuda")]
 pub(crate) use sink::{BUFFER_BYTES, Sink};

@@ -12,15 +12,14 @@ use crate::checkpoint::{OriginId, TensorBytes};
 /// several threads have work even for one large tensor.
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 
-/// Unwanted bytes between wanted ones that are read all the same: a disk reads as many in the time of one more
-/// request.
-pub const MAX_GAP_BYTES: u64 = 64 << 10;
+/// Unwanted bytes between wanted ones that are read all the same: a disk reads as many in the time of one more request.
+const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// The same for a store, where a connection is slow to start and fast then.
-pub const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
+/// The extents of stores end at multiples of this. A connection is slow to start and fast then.
+const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
 
 /// Unwanted bytes that a store sends in the time of one more request.
-pub const REMOTE_GAP_BYTES: u64 = 512 << 10;
+const REMOTE_GAP_BYTES: u64 = 512 << 10;
 
 /// Where bytes belong: memory of the caller's, of a device, or anything that can be split.
 pub trait Target: Sized {
@@ -97,6 +96,16 @@ pub struct SplitPolicy {
     pub boundary_bytes: u64,
     /// Unwanted bytes that are read all the same, because skipping them would cost more.
     pub max_gap_bytes: u64,
+}
+
+impl SplitPolicy {
+    /// The policy of loads from filesystems.
+    pub const LOCAL: SplitPolicy =
+        SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES };
+
+    /// The policy of loads from stores.
+    pub const REMOTE: SplitPolicy =
+        SplitPolicy { boundary_bytes: REMOTE_EXTENT_BYTES, max_gap_bytes: REMOTE_GAP_BYTES };
 }
 
 /// Plans the jobs for some items. Bytes that are wanted twice, as by tensors that share them, are read once.

@@ -44,10 +44,13 @@ pub fn fetch_exception(py: Python<'_>, error: FetchError) -> PyErr {
         FetchError::View(error) => load_exception(py, &LoadError::View(error)),
         FetchError::VirtualFile(error) => load_exception(py, &LoadError::VirtualFile(error)),
         FetchError::Source(error) => load_exception(py, &LoadError::Source(error)),
-        error @ (FetchError::NotRemote { .. }
+        error @ (FetchError::Remote(_)
+        | FetchError::NotRemote { .. }
+        | FetchError::NoCache { .. }
+        | FetchError::NoRoom { .. }
         | FetchError::NotKept { .. }
         | FetchError::Stopped) => {
-            build_exception(py, "refused", error.to_string(), &error.remedy(), None, None)
+            build_exception(py, "refused", error.to_string(), &error.python_remedy(), None, None)
         }
     }
 }

@@ -190,14 +190,14 @@ impl OpenFile {
         self.handle.preferred_requests()
     }
 
-    /// Keeps a range in the cache on disk, if the file lies in a store.
-    pub fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
+    /// Keeps a range in the cache on disk, if the file lies in a store. Returns the bytes that were there.
+    pub fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
         self.handle.keep_on_disk(range)
     }
 
-    /// Bytes of a range that a read would fetch from a store.
-    pub fn uncached_bytes(&self, range: &Range<u64>) -> u64 {
-        self.handle.uncached_bytes(range)
+    /// Bytes of ranges that a read would fetch from a store, by the names of the blocks in the cache on disk.
+    pub fn uncached_bytes(&self, ranges: &[Range<u64>]) -> u64 {
+        self.handle.uncached_bytes(ranges)
     }
 
     /// Has later reads pass the cache on disk by.

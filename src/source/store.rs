@@ -172,13 +172,13 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Keeps a range in the cache on disk, where the kind of source has one.
-    fn keep_on_disk(&self, _range: Range<u64>) -> Result<(), SourceError> {
-        Ok(())
+    /// Keeps a range in the cache on disk, where the kind of source has one. Returns the bytes that were there.
+    fn keep_on_disk(&self, _range: Range<u64>) -> Result<u64, SourceError> {
+        Ok(0)
     }
 
-    /// Bytes of a range that a read would fetch over a network.
-    fn uncached_bytes(&self, _range: &Range<u64>) -> u64 {
+    /// Bytes of ranges that no block of the cache on disk has now.
+    fn uncached_bytes(&self, _ranges: &[Range<u64>]) -> u64 {
         0
     }
 

@@ -1,6 +1,6 @@
 //! What names of a directory stand for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -57,6 +57,14 @@ pub struct Listing {
     pub refused: Vec<Arc<Refusal>>,
     /// Names of which the system tells nothing but their kind.
     pub unreadable: Vec<(OsString, FileKind, ViewError)>,
+}
+
+impl Listing {
+    /// The names of the subdirectories that are shown.
+    pub fn subdirectories(&self) -> impl Iterator<Item = &OsStr> {
+        let is_directory = |named: &&NamedEntry| matches!(&named.entry, ViewEntry::Source(metadata) if metadata.kind == FileKind::Directory);
+        self.entries.iter().filter(is_directory).map(|named| &*named.name)
+    }
 }
 
 /// Numbers of checkpoints that a view has parsed.

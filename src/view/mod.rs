@@ -28,6 +28,7 @@ mod survey;
 mod symlinks;
 mod virtual_file_cache;
 mod virtual_index;
+mod walk;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,7 @@ pub use safetensors_headers::SafetensorsHeader;
 pub use shown_file::ShownFile;
 pub use single_target::open;
 pub use survey::Survey;
+pub use walk::walk;
 
 /// The view of a directory and all beneath it.
 #[derive(Debug)]

@@ -259,16 +259,15 @@ impl FileHandle for RemoteFile {
         Some(PreferredRequests { bytes: PART_BYTES, max_count })
     }
 
-    fn keep_on_disk(&self, range: Range<u64>) -> Result<(), SourceError> {
-        self.wait_for(self.read_range(range, &mut [])).map(|_| ())
+    fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
+        self.wait_for(self.read_range(range, &mut []))
     }
 
-    fn uncached_bytes(&self, range: &Range<u64>) -> u64 {
-        let missing = match &self.cached {
-            Some(cached) => cached.read(range, &mut []),
-            None => vec![range.clone()],
-        };
-        missing.iter().map(|range| range.end - range.start).sum()
+    fn uncached_bytes(&self, ranges: &[Range<u64>]) -> u64 {
+        match &self.cached {
+            Some(cached) => cached.missing_bytes(ranges),
+            None => ranges.iter().map(|range| range.end - range.start).sum(),
+        }
     }
 
     fn bypass_disk_cache(&self) {

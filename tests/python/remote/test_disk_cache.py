@@ -4,6 +4,7 @@ files, bytes are right."""
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -214,8 +215,67 @@ def test_a_full_disk_ends_what_is_kept_and_no_read(ckptfs, store, models, small_
         check_same(exported(ckptfs, f"{url}/sharded", tmp_path, *options), expected)
     store.put("large/model.safetensors", b"")
     store_tensor(store, "large/model.safetensors", 1, tmp_path, length=5 << 20)
+    store.fault()
     refused = ckptfs("fetch", "--cache-size", "1G", "s3://bucket/large")
-    assert refused.code == FAILED and "has not kept" in refused.stderr and "--cache-dir" in refused.stderr
+    assert refused.code == FAILED and "the disk of the cache lacks" in refused.stderr
+    assert "ckptfs fetch --cache-dir DIR s3://bucket/large" in refused.stderr
+    assert store.stats["bytes"] < FEW_BYTES
+
+
+def test_a_model_that_the_cache_cannot_keep_is_refused_before_it_is_fetched(ckptfs, store, cache, tmp_path):
+    # Bytes that belong to another model may be evicted for it.
+    for name in ("other", "too-large"):
+        store_tensor(store, f"{name}/model.safetensors", 1, tmp_path, length=1 << 20)
+    assert ckptfs("fetch", "--cache-size", "8M", "s3://bucket/other").code == DONE
+    store.fault()
+    refused = ckptfs("fetch", "--cache-size", "4M", "s3://bucket/too-large")
+    assert refused.code == FAILED and "limited to 4M: nothing was fetched" in refused.stderr
+    assert store.stats["bytes"] < FEW_BYTES
+    command = refused.stderr.split("what to do: ")[1].split()
+    assert command[:3] == ["ckptfs", "fetch", "--cache-size"] and command[4:] == ["s3://bucket/too-large"]
+    package.configure(cache_size="4M")
+    try:
+        with pytest.raises(package.SafetensorError, match="nothing was fetched") as fault:
+            package.fetch("s3://bucket/too-large")
+        assert f'ckptfs.configure(cache_size="{command[3]}")' in fault.value.__notes__[0]
+        package.configure(cache_size=command[3])
+        package.fetch("s3://bucket/too-large")
+    finally:
+        package.configure(cache_size=None)
+    shutil.rmtree(cache)
+    assert ckptfs(*command[1:]).code == DONE
+    # What is there needs no room, whatever the limit is now.
+    assert ckptfs("fetch", "--cache-size", "1M", "s3://bucket/too-large").code == DONE
+    no_cache = ckptfs("fetch", "--no-cache", "s3://bucket/too-large")
+    assert no_cache.code == FAILED and "leave out --no-cache" in no_cache.stderr
+
+
+def test_blocks_that_are_removed_during_a_fetch_are_missed_at_its_end(ckptfs, store, cache, tmp_path):
+    tensors = {f"t{n}": torch.full((1 << 20,), float(n)) for n in range(12)}
+    save_file(tensors, tmp_path / "t.safetensors")
+    store.put("pruned/model.safetensors", (tmp_path / "t.safetensors").read_bytes())
+    store.fault(path="/pruned/", bytes_per_second=8_000_000)
+    command = [find_binary(), "fetch", "--connections", "1", "s3://bucket/pruned"]
+    fetch = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while len(blocks(cache)) < 3:
+        assert fetch.poll() is None
+        time.sleep(0.02)
+    assert ckptfs("cache", "prune").code == DONE
+    store.fault()
+    _, said = fetch.communicate(timeout=60)
+    assert fetch.returncode == FAILED and "has not kept" in said and "ckptfs fetch s3://bucket/pruned" in said
+
+
+def test_a_fetch_opens_each_block_once(ckptfs, store, cache, tmp_path):
+    # More than stay open.
+    for n in range(300):
+        store.put(f"many/{n}.txt", b"text")
+    assert ckptfs("fetch", "s3://bucket/many").code == DONE
+    trace = tmp_path / "trace"
+    strace = ["strace", "-f", "-qq", "-e", "trace=openat", "-o", trace]
+    subprocess.run([*strace, find_binary(), "fetch", "s3://bucket/many"], check=True)
+    opened = re.findall(r'openat\(AT_FDCWD, "([^"]*/[0-9a-f]{32}/[0-9a-f]+-[0-9a-f]+)"', trace.read_text())
+    assert sorted(opened) == sorted(map(str, blocks(cache))) and len(opened) == 300
 
 
 def test_a_read_only_cache_is_read(ckptfs, store, models, small_disk, tmp_path):

@@ -6,8 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::source::FileKind;
-use crate::view::{self, View, ViewEntry, ViewError, ViewOptions};
+use crate::view::{self, View, ViewError, ViewOptions};
 
 use crate::cli::args::LsArgs;
 use crate::cli::each_path::for_each_path;
@@ -54,28 +53,25 @@ impl PathListing<'_> {
         };
         let mut unreadable = 0;
         let mut top = Some(top);
-        let mut todo = vec![PathBuf::new()];
-        while let Some(path) = todo.pop() {
+        view::walk(|path| {
             let (directory, subdirectories) = match top.take() {
                 Some(listed) => listed,
                 // An unreadable subdirectory does not stop the listing.
-                None => list(&view, root, &path).unwrap_or_else(|error| {
+                None => list(&view, root, path).unwrap_or_else(|error| {
                     let why = report::error_text(&error, &error.remedy());
-                    (DirectoryReport::unreadable(root, &path, why), Vec::new())
+                    (DirectoryReport::unreadable(root, path, why), Vec::new())
                 }),
             };
             unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
-            if self.args.recursive {
-                todo.extend(subdirectories.into_iter().rev());
-            }
             if self.args.json {
                 self.directories.push(directory);
             } else {
                 let is_top = path.as_os_str().is_empty();
-                let path = if is_top { root.to_owned() } else { root.join(&path) };
+                let path = if is_top { root.to_owned() } else { root.join(path) };
                 self.print(&path, &directory, out)?;
             }
-        }
+            Ok::<_, io::Error>(if self.args.recursive { subdirectories } else { Vec::new() })
+        })?;
         if unreadable > 0 {
             let names = format_count(unreadable, "name");
             let message = format!("{}: {names} could not be read", root.display());
@@ -121,11 +117,8 @@ fn list(view: &View, root: &Path, path: &Path) -> Result<ListedDirectory, ViewEr
     let headers = view.safetensors_headers(path, &listing);
     let unreachable = unreachable_mounts(view, path);
     let is_reachable = |name: &OsStr| unreachable.iter().all(|(other, _)| other != name);
-    let is_directory =
-        |entry: &ViewEntry| matches!(entry, ViewEntry::Source(a) if a.kind == FileKind::Directory);
-    let directories = listing.entries.iter().filter(|named| is_directory(&named.entry));
-    let subdirectories = directories.filter(|named| is_reachable(&named.name));
-    let subdirectories = subdirectories.map(|named| path.join(&named.name)).collect();
+    let subdirectories = listing.subdirectories().filter(|name| is_reachable(name));
+    let subdirectories = subdirectories.map(|name| path.join(name)).collect();
     Ok((DirectoryReport::new(root, path, listing, headers, unreachable), subdirectories))
 }
 
