@@ -15,7 +15,7 @@ import stat
 import sys
 from typing import NamedTuple
 
-from ckptfs import child_process
+from ckptfs import _ckptfs, child_process
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
@@ -102,6 +102,10 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
     if drops_all and (why := page_cache.obstacle()):
         remedy = "run it as root, or leave --cold out: then only the files of the checkpoint are evicted"
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
+    if _ckptfs.is_source_url(path):
+        words = shlex.quote(path)
+        raise error(f"{path}: lies in a store, and bench measures files of this machine",
+                    f"ckptfs export {words} exported.safetensors && ckptfs bench exported.safetensors")  # fmt: skip
     with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
     # A wrong path is reported first: installing torch would not help.
