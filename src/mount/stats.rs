@@ -134,11 +134,11 @@ pub struct CacheStats {
 pub struct PrefetchStats {
     /// Blocks that were prefetched.
     pub fetched: u64,
-    /// Of these, blocks that a read used.
+    /// Prefetched blocks that a read used.
     pub used: u64,
-    /// Of these, blocks that were dropped unused.
+    /// Prefetched blocks that were dropped unused.
     pub wasted: u64,
-    /// Of these, blocks that an access trace named.
+    /// Prefetched blocks that an access trace named.
     pub replayed: u64,
 }
 

@@ -50,7 +50,7 @@ impl Drop for PendingReply {
 pub struct PartialReply(Mutex<PartialState>);
 
 struct PartialState {
-    /// Of the pool, so that waiting reads are within the limit too; `None` once the reply is sent.
+    /// A buffer of the pool, so that the limit covers replies that wait; `None` once the reply is sent.
     bytes: Option<Buffer>,
     len: usize,
     missing_blocks: usize,

@@ -37,8 +37,7 @@ const RENEWAL_GRACE_INTERVAL: Duration = Duration::from_secs(2);
 /// How soon a renewal that did not help is tried again.
 const USELESS_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Decides whether a denied request is worth another attempt. Without it, a denied request would be repeated without
-/// end.
+/// Decides whether a denied request is worth another attempt. Otherwise a denied request could repeat for ever.
 #[derive(Debug, Default)]
 pub struct RenewalLimit {
     last: Option<Instant>,
