@@ -19,7 +19,8 @@ def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=N
     """Fetches everything that a mount of `url` would show into the cache on disk: checkpoints, and the files beside
     them. Later loads and mounts of any process read from it.
 
-    Cached bytes are not fetched again, so a fetch that was stopped resumes. The arguments are those of loads. `progress` shows a bar.
+    Cached bytes are not fetched again, so a fetch that was stopped resumes. If the cache is too small for everything, it
+    raises `SafetensorError` before the first byte. The arguments are those of loads. `progress` shows a bar.
 
         ckptfs.fetch("s3://bucket/models/llama", progress=True)
         ckptfs.configure(offline=True)

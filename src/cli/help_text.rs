@@ -52,7 +52,7 @@ Examples:
 pub const FETCH: &str = "\
 Fetches everything that a mount of URL would show: checkpoints, and the files beside them. Cached bytes \
 are not fetched again, so a fetch that was stopped resumes. Later loads and mounts read from the cache, after one \
-request that compares versions; with --offline, without any.
+request that compares versions; with --offline, without any. If the cache is too small for everything, nothing is fetched.
 
 Every command takes URLs. The query string of a presigned URL is a secret, and must not be typed. End the URL with \
 ?@FILE, where FILE has the URL or its query string, or with ?@- for standard input.
