@@ -266,14 +266,17 @@ def test_blocks_that_are_removed_during_a_fetch_are_missed_at_its_end(ckptfs, st
     assert fetch.returncode == FAILED and "has not kept" in said and "ckptfs fetch s3://bucket/pruned" in said
 
 
-def test_a_fetch_opens_each_block_once(ckptfs, store, cache, tmp_path):
-    # More than stay open.
+def test_a_fetch_measures_the_disk_now_and_then_and_opens_each_block_once(store, cache, tmp_path):
+    # More blocks than stay open.
     for n in range(300):
         store.put(f"many/{n}.txt", b"text")
-    assert ckptfs("fetch", "s3://bucket/many").code == DONE
     trace = tmp_path / "trace"
-    strace = ["strace", "-f", "-qq", "-e", "trace=openat", "-o", trace]
-    subprocess.run([*strace, find_binary(), "fetch", "s3://bucket/many"], check=True)
+    strace = ["strace", "-f", "-qq", "-o", trace, "-e"]
+    subprocess.run([*strace, "trace=statfs,fstatfs", find_binary(), "fetch", "s3://bucket/many"], check=True)
+    # Once a second.
+    measured = re.findall(r'statfs\("[^"]*/blocks"', trace.read_text())
+    assert 0 < len(measured) < 100
+    subprocess.run([*strace, "trace=openat", find_binary(), "fetch", "s3://bucket/many"], check=True)
     opened = re.findall(r'openat\(AT_FDCWD, "([^"]*/[0-9a-f]{32}/[0-9a-f]+-[0-9a-f]+)"', trace.read_text())
     assert sorted(opened) == sorted(map(str, blocks(cache))) and len(opened) == 300
 
