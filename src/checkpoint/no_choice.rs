@@ -17,18 +17,30 @@ use super::unread_format::UnreadFormat;
 const MAX_SUGGESTION_COUNT: usize = 4;
 
 /// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
-/// `opens` says whether a candidate can be read.
+/// `opens` reads a candidate: false if some of it is refused.
 pub fn no_choice_error(
     root: &Arc<Root>,
     directory: &Path,
     path: &Path,
     names: &[String],
     found: Vec<Candidate>,
-    opens: &dyn Fn(&Candidate) -> bool,
+    opens: &dyn Fn(&Candidate) -> Result<bool, CheckpointError>,
 ) -> CheckpointError {
     let path = path.to_path_buf();
     if let Some(first) = found.first() {
-        let suggested = found.iter().take(MAX_SUGGESTION_COUNT).find(|candidate| opens(candidate));
+        let mut read_failure = None;
+        let suggested = found.iter().take(MAX_SUGGESTION_COUNT).find(|candidate| {
+            opens(candidate).unwrap_or_else(|error| {
+                read_failure.get_or_insert(error);
+                false
+            })
+        });
+        // Nothing was read, so nothing is known of the choice.
+        if let (None, Some(CheckpointError::Source(error))) = (suggested, read_failure)
+            && error.is_read_failure()
+        {
+            return error.into();
+        }
         let suggested = suggested.unwrap_or(first).name.clone();
         let names = found.into_iter().map(|candidate| candidate.name).collect();
         return CheckpointError::SeveralCheckpoints { path, names, suggested };
@@ -37,9 +49,13 @@ pub fn no_choice_error(
     if names.iter().any(|name| is_zero_optimizer(name)) {
         return training(path, TrainingError::no_model_states());
     }
-    if let Some(tag) = missing_tag(root, directory, names) {
-        let other = find_nested(root, directory).pop();
-        return training(path, TrainingError::MissingTag { tag, other });
+    match missing_tag(root, directory, names) {
+        Ok(Some(tag)) => {
+            let other = find_nested(root, directory).pop();
+            return training(path, TrainingError::MissingTag { tag, other });
+        }
+        Ok(None) => {}
+        Err(error) => return error.into(),
     }
     if let Some(name) = find_whole_states(root, directory, names) {
         return training(path, TrainingError::WholeStates { name });

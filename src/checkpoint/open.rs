@@ -51,7 +51,7 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     None => {
                         let opens = |candidate: &Candidate| {
                             open_candidate(&root, &directory, candidate, options)
-                                .is_ok_and(|checkpoint| checkpoint.refused.is_empty())
+                                .map(|checkpoint| checkpoint.refused.is_empty())
                         };
                         Err(no_choice_error(&root, &directory, path, &names, found, &opens))
                     }

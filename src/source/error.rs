@@ -259,6 +259,11 @@ impl SourceError {
         }
     }
 
+    /// Whether the file may be as it should be, and only the read failed.
+    pub fn is_read_failure(&self) -> bool {
+        self.may_pass() || matches!(self, SourceError::Io { .. })
+    }
+
     /// Whether it is a directory of a server that lists none.
     pub(super) fn is_unlisted(&self) -> bool {
         #[cfg(feature = "remote")]

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use crate::common::command::two_shards;
+use crate::common::command::{run, two_shards};
 use crate::common::failing_source::{Behavior, FailingSource};
 use crate::common::mounting::{MountFixture, wait_until};
 
@@ -72,5 +72,22 @@ fn a_passed_through_file_fails_as_the_original() {
         assert_eq!(bytes, [5; 4096]);
         drop(notes);
         assert_eq!(fixture.unmount(&[]).code, 0);
+    }
+}
+
+/// A directory whose only checkpoint cannot be read is not one without a checkpoint.
+#[test]
+fn a_pickle_that_cannot_be_read_is_an_error_of_that_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for (names, failing) in [(&["model.bin"][..], "model.bin"), (&["a.bin", "b.bin"], "a.bin")] {
+        let at = format!("{}/{}", folder.path().display(), names.len());
+        let files = names.iter().map(|name| ((*name).to_owned(), b"PK\x03\x04".repeat(100)));
+        let far = FailingSource::new(&at, files.collect());
+        far.set(Behavior::Fails(0..1));
+        let outcome = run(&["inspect", &at]);
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        let message = format!("{at}/{failing}: cannot read it: Input/output error");
+        assert!(outcome.stderr.contains(&message), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("what to do: see whether the disk"), "{}", outcome.stderr);
     }
 }

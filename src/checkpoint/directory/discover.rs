@@ -64,22 +64,21 @@ pub fn candidates_among(root: &Arc<Root>, directory: &Path, names: &[String]) ->
     let mut found = candidates_by_name(root, directory, names, &is_training_file);
     found.retain(|candidate| {
         let name = &candidate.name;
-        // A file that cannot be opened stays, so that opening it reports why. A file that is called safetensors
-        // stays whatever it holds.
+        // A file that cannot be read stays, so that opening it reports why. A file that is called safetensors stays
+        // whatever it holds.
         let is_named_safetensors = name.ends_with(".safetensors") || name.ends_with(".sft");
         is_named_safetensors
             || candidate.files != CandidateFiles::Single
-            || match OpenFile::open_in_root(root, &directory.join(name)) {
-                Ok(file) => looks_like_checkpoint(&file),
-                Err(_) => true,
-            }
+            || looks_like_checkpoint(root, &directory.join(name)).unwrap_or(true)
     });
     found
 }
 
 /// Whether the first bytes of a file are those of a checkpoint.
-fn looks_like_checkpoint(file: &OpenFile) -> bool {
-    matches!(format::detect(file, &file.file().path()), Ok(DetectedFormat::Checkpoint(_)))
+fn looks_like_checkpoint(root: &Arc<Root>, path: &Path) -> Result<bool, SourceError> {
+    let file = OpenFile::open_in_root(root, path)?;
+    let format = format::detect(&file, &file.file().path())?;
+    Ok(matches!(format, DetectedFormat::Checkpoint(_)))
 }
 
 /// Maximum number of files, and of subdirectories, that are looked at to say why a directory has no checkpoint.

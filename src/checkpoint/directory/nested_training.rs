@@ -41,10 +41,16 @@ pub fn nested_training_folder(
 }
 
 /// The subfolder that `latest` names, if it is not there.
-pub fn missing_tag(root: &Arc<Root>, directory: &Path, names: &[String]) -> Option<String> {
-    let tag = NestedFolder { root, directory }.tag(names)?;
-    let found = root.cached_metadata(&directory.join(&tag));
-    matches!(found, Err(SourceError::Missing { .. })).then_some(tag)
+pub fn missing_tag(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+) -> Result<Option<String>, SourceError> {
+    let tag = NestedFolder { root, directory }.read_tag(names)?;
+    Ok(tag.filter(|tag| {
+        let found = root.cached_metadata(&directory.join(tag));
+        matches!(found, Err(SourceError::Missing { .. }))
+    }))
 }
 
 /// The path of the file in which DeepSpeed without ZeRO saved the whole model. It lies in a directory with these names,
@@ -87,17 +93,24 @@ impl NestedFolder<'_> {
         is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(&tag) })
     }
 
-    /// The name in the file `latest`, if it is the name of a subfolder.
+    /// The name in the file `latest`, if that can be read and has the name of a subfolder.
     fn tag(&self, names: &[String]) -> Option<String> {
-        names.iter().any(|name| name == LATEST_NAME).then_some(())?;
-        let file = OpenFile::open_in_root(self.root, &self.directory.join(LATEST_NAME)).ok()?;
-        if file.size() > MAX_TAG_BYTES {
-            return None;
+        self.read_tag(names).ok()?
+    }
+
+    /// The name in the file `latest`, if there is one and it has the name of a subfolder.
+    fn read_tag(&self, names: &[String]) -> Result<Option<String>, SourceError> {
+        if !names.iter().any(|name| name == LATEST_NAME) {
+            return Ok(None);
         }
-        let text = file.read_whole().ok()?;
-        let tag = std::str::from_utf8(&text).ok()?.trim();
+        let file = OpenFile::open_in_root(self.root, &self.directory.join(LATEST_NAME))?;
+        if file.size() > MAX_TAG_BYTES {
+            return Ok(None);
+        }
+        let text = file.read_whole()?;
+        let tag = std::str::from_utf8(&text).unwrap_or_default().trim();
         let is_name = !tag.is_empty() && !tag.contains(['/', '\0']) && tag != "." && tag != "..";
-        is_name.then(|| tag.to_owned())
+        Ok(is_name.then(|| tag.to_owned()))
     }
 
     /// The folder above, if this is where verl puts the config.
