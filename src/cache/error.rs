@@ -44,7 +44,9 @@ impl CacheError {
         matches!(
             self,
             CacheError::VirtualFile(VirtualFileError::Source(
-                SourceError::Changed { .. } | SourceError::Truncated { .. }
+                SourceError::Changed { .. }
+                    | SourceError::Truncated { .. }
+                    | SourceError::HeaderMismatch { .. }
             ))
         )
     }

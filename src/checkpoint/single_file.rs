@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::source::{OpenFile, ReadAt, SourceError};
+use crate::source::{DeferredChecks, OpenFile, ReadAt, SourceError};
 
 use super::contents::{Checkpoint, FileContents, MAX_TENSOR_COUNT};
 use super::directory::{DcpShardName, MODEL_NAME};
@@ -73,11 +73,21 @@ impl ReadAt for PrefetchedFile<'_> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         let range =
             usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
-        match range.and_then(|range| self.prefix.get(range)) {
+        // What a header describes must come from the file, which compares the header first.
+        let may_use_prefix = self.deferred_checks().is_none_or(|checks| checks.get().is_none());
+        match range.filter(|_| may_use_prefix).and_then(|range| self.prefix.get(range)) {
             Some(bytes) => buf.copy_from_slice(bytes),
             None => self.file.read_exact_at(buf, offset)?,
         }
         Ok(())
+    }
+
+    fn read_nearby(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+        self.file.read_nearby(targets)
+    }
+
+    fn deferred_checks(&self) -> Option<&OnceLock<DeferredChecks>> {
+        self.file.deferred_checks()
     }
 }
 

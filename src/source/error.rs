@@ -58,6 +58,16 @@ pub enum SourceError {
         /// The offset at which the read began.
         offset: u64,
     },
+    /// A header is not as it was deduced.
+    #[error("{path}: {reason}")]
+    HeaderMismatch {
+        /// The file with the header.
+        path: PathBuf,
+        /// What is wrong with the file.
+        reason: String,
+        /// What the user can do.
+        remedy: &'static str,
+    },
     /// The path is on a FUSE mount whose daemon has ended.
     #[error("{path}: lies on a mount whose daemon has gone")]
     StaleMount {
@@ -126,6 +136,7 @@ impl SourceError {
             | SourceError::OutsideRoot { path, .. }
             | SourceError::Changed { path }
             | SourceError::Truncated { path, .. }
+            | SourceError::HeaderMismatch { path, .. }
             | SourceError::StaleMount { path }
             | SourceError::NoRemote { path }
             | SourceError::Io { path, .. } => path,
@@ -157,6 +168,7 @@ impl SourceError {
             SourceError::Changed { path } if is_source_url(path) => {
                 "open it again; if that fails too, check that its server states the same ETag in every answer"
             }
+            SourceError::HeaderMismatch { remedy, .. } => remedy,
             SourceError::Changed { .. } | SourceError::Truncated { .. } => WAIT_REMEDY,
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
                 WAIT_REMEDY
@@ -296,7 +308,8 @@ impl SourceError {
             SourceError::NotAFile { .. }
             | SourceError::OutsideRoot { .. }
             | SourceError::Changed { .. }
-            | SourceError::Truncated { .. } => true,
+            | SourceError::Truncated { .. }
+            | SourceError::HeaderMismatch { .. } => true,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
+use super::deferred_checks::{CheckedFile, DeferredChecks};
 use super::error::SourceError;
 use super::file_limit::open_within_limit;
 use super::local::{LocalFile, read_available};
@@ -25,6 +26,8 @@ use super::url::is_source_url;
 pub struct SourceFile {
     location: FileLocation,
     state: FileState,
+    /// Checks that its parser left to the first reads.
+    deferred: OnceLock<DeferredChecks>,
 }
 
 impl SourceFile {
@@ -41,6 +44,21 @@ impl SourceFile {
     /// The identity and the change time.
     pub fn state(&self) -> FileState {
         self.state
+    }
+
+    /// The approximate bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<SourceFile>() + self.deferred.get().map_or(0, DeferredChecks::memory_bytes)
+    }
+
+    /// Whether something in the same directory has this name.
+    pub fn has_sibling(&self, name: &str) -> bool {
+        match &self.location {
+            FileLocation::InRoot { root, path, .. } => {
+                root.metadata(&path.with_file_name(name)).is_ok()
+            }
+            FileLocation::User { absolute, .. } => absolute.with_file_name(name).exists(),
+        }
     }
 
     /// Opens the file again, and refuses another file than the one that was parsed.
@@ -92,7 +110,8 @@ impl OpenFile {
 
     fn new(handle: Box<dyn FileHandle>, location: FileLocation) -> Result<OpenFile, SourceError> {
         let state = handle.state()?;
-        Ok(OpenFile { handle, file: Arc::new(SourceFile { location, state }) })
+        let file = Arc::new(SourceFile { location, state, deferred: OnceLock::new() });
+        Ok(OpenFile { handle, file })
     }
 
     /// The file at rest.
@@ -146,7 +165,16 @@ impl OpenFile {
 
     /// Fills `buf` up to the current end of the file, and returns the number of bytes read.
     pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
-        self.handle.read_available_at(buf, offset)
+        match self.file.deferred.get() {
+            None => self.handle.read_available_at(buf, offset),
+            Some(checks) => self.with_checked(|file| checks.read_available_at(file, buf, offset)),
+        }
+    }
+
+    /// Calls `read` with the file as its deferred checks read it.
+    fn with_checked<T>(&self, read: impl FnOnce(&CheckedFile<'_>) -> T) -> T {
+        let path = || self.file.path();
+        read(&CheckedFile { handle: &*self.handle, size: self.size(), path: &path })
     }
 
     /// Fills each target from its offset. Targets are in order and lie close together. Returns the bytes that the cache
@@ -155,7 +183,10 @@ impl OpenFile {
         &self,
         targets: &mut [(u64, &mut [u8])],
     ) -> Result<u64, SourceError> {
-        self.handle.read_scattered(targets)
+        match self.file.deferred.get() {
+            None => self.handle.read_scattered(targets),
+            Some(checks) => self.with_checked(|file| checks.read_scattered(file, targets)),
+        }
     }
 
     /// Fills `buf` with another descriptor of the same file.
@@ -190,9 +221,13 @@ impl OpenFile {
         self.handle.preferred_requests()
     }
 
-    /// Keeps a range in the cache on disk, if the file lies in a store. Returns the bytes that were there.
+    /// Keeps a range in the cache on disk, if the file lies in a store, and what reading it has to check. Returns the
+    /// bytes that were there.
     pub fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
-        self.handle.keep_on_disk(range)
+        self.handle.keep_on_disk(match self.file.deferred.get() {
+            None => range,
+            Some(checks) => checks.with_header(range),
+        })
     }
 
     /// Bytes of ranges that a read would fetch from a store, by the names of the blocks in the cache on disk.
@@ -243,8 +278,16 @@ impl ReadAt for OpenFile {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        let read = self.handle.read_available_at(buf, offset)?;
+        let read = self.read_available_at(buf, offset)?;
         self.require_whole(read, buf, offset)
+    }
+
+    fn read_nearby(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+        self.read_scattered(targets).map(|_| ())
+    }
+
+    fn deferred_checks(&self) -> Option<&OnceLock<DeferredChecks>> {
+        self.descriptor().is_none().then_some(&self.file.deferred)
     }
 }
 

@@ -7,7 +7,10 @@
 //!
 //! A path that a directory or a file contains (a symbolic link, an index) is opened beneath its [`Root`] by the
 //! kernel (`openat2`). It cannot lead out of the directory that the user named.
+//!
+//! What a parser deduced about a file in a store, instead of reading it, is compared by `deferred_checks`.
 
+mod deferred_checks;
 #[cfg(feature = "remote")]
 mod disk_cache;
 mod error;
@@ -31,6 +34,7 @@ mod store;
 mod test_file;
 mod url;
 
+pub use deferred_checks::{DeferredChecks, HeaderCheck, HeaderMismatch, UnreadHeader};
 #[cfg(feature = "remote")]
 pub use disk_cache::{
     CacheOptions, CacheReport, CacheShortage, CachedVersion, DiskCache, RemovedBlocks,

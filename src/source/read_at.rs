@@ -1,7 +1,8 @@
 //! Random access to bytes, in a file or in memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::deferred_checks::DeferredChecks;
 use super::error::SourceError;
 
 /// Random access to a fixed number of bytes.
@@ -11,6 +12,17 @@ pub trait ReadAt: Send + Sync {
 
     /// Fills the whole of `buf` from `offset`, or fails.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError>;
+
+    /// Fills each target from its offset. Targets are in order and lie close together: a store is sent one request.
+    fn read_nearby(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
+        targets.iter_mut().try_for_each(|(offset, target)| self.read_exact_at(target, *offset))
+    }
+
+    /// The place for the checks of headers that a parser leaves unread, where each small read takes long. `None` if
+    /// headers are to be read. Once the checks are there, reads make them.
+    fn deferred_checks(&self) -> Option<&OnceLock<DeferredChecks>> {
+        None
+    }
 }
 
 impl ReadAt for [u8] {

@@ -204,7 +204,7 @@ impl VirtualFile {
         let tensors =
             size_of_val(&*self.tensors) + self.tensors.iter().map(tensor_bytes).sum::<usize>();
         let origins = self.origins.iter().map(|origin| match origin {
-            Origin::File(_) => size_of::<SourceFile>(),
+            Origin::File(file) => file.memory_bytes(),
             Origin::Memory(bytes) => bytes.len(),
         });
         let parts = tensors + size_of_val(&*self.starts) + self.layout().memory_bytes();

@@ -102,7 +102,8 @@ pub fn source_errno(error: &SourceError) -> Errno {
         SourceError::OutsideRoot { .. } => Errno::EACCES,
         SourceError::NotAFile { .. }
         | SourceError::Changed { .. }
-        | SourceError::Truncated { .. } => Errno::EIO,
+        | SourceError::Truncated { .. }
+        | SourceError::HeaderMismatch { .. } => Errno::EIO,
         SourceError::NoRemote { .. } => Errno::EIO,
         #[cfg(feature = "remote")]
         SourceError::Remote { .. } => Errno::EIO,

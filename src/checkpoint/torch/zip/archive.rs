@@ -7,7 +7,9 @@ use crate::source::ReadAt;
 use super::directory::{CentralEntry, parse_directory};
 use super::end_record::find_end;
 use super::error::ZipError;
-use super::local_header::{ZipRecord, read_local_header};
+use super::local_header::ZipRecord;
+use super::record_reader::read_records;
+use super::tail::TailedFile;
 
 /// The record with the pickle.
 pub const PICKLE: &str = "data.pkl";
@@ -31,41 +33,47 @@ impl ZipArchive {
     }
 }
 
-/// Reads the directory and the header of every record.
+/// Reads the directory, and finds every record.
 pub fn read_archive(file: &dyn ReadAt) -> Result<ZipArchive, ZipError> {
-    let end = find_end(file)?;
+    let tailed = TailedFile::read(file)?;
+    let end = find_end(&tailed)?;
     let mut directory = vec![0; end.directory_len as usize];
-    file.read_exact_at(&mut directory, end.directory)?;
-    let entries = parse_directory(&directory, &end)?;
+    tailed.read_exact_at(&mut directory, end.directory)?;
+    drop(tailed);
+    let mut entries = parse_directory(&directory, &end)?;
+    drop(directory);
     if !entries.iter().any(|entry| entry.name.ends_with(PICKLE)) {
         let is_array = |entry: &CentralEntry| entry.name.ends_with(".npy");
         let has_arrays = !entries.is_empty() && entries.iter().all(is_array);
         return Err(ZipError::NoPickle { has_arrays });
     }
-    let mut records = HashMap::with_capacity(entries.len());
     // Readers that fold case would see `Data.pkl` where others see `data.pkl`.
     let mut folded = HashSet::with_capacity(entries.len());
-    let mut extents: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
     let folder =
         entries.first().and_then(|e| e.name.split_once('/')).map(|(folder, _)| folder.to_owned());
-    for entry in entries {
+    entries.sort_by_key(|entry| entry.header_offset);
+    let mut names = Vec::with_capacity(entries.len());
+    for entry in &entries {
         let inner = match (&folder, entry.name.split_once('/')) {
             (Some(shared), Some((folder, inner))) if folder == shared => inner.to_owned(),
-            _ => return Err(ZipError::OutsideFolder(entry.name)),
+            _ => return Err(ZipError::OutsideFolder(entry.name.clone())),
         };
         if !folded.insert(inner.to_ascii_lowercase()) {
-            return Err(ZipError::DuplicateRecord(entry.name));
+            return Err(ZipError::DuplicateRecord(entry.name.clone()));
         }
-        let record = read_local_header(file, &entry, end.directory)?;
-        extents.push((entry.header_offset, record.offset + record.packed_bytes, entry.name));
-        records.insert(inner, record);
+        names.push((entry.header_offset, inner));
     }
-    extents.sort_unstable();
-    if extents.first().is_some_and(|first| first.0 != 0) {
+    drop(folded);
+    if names.first().is_some_and(|(first, _)| *first != 0) {
         return Err(ZipError::LeadingBytes);
     }
-    if let Some(pair) = extents.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        return Err(ZipError::Overlap(pair[1].2.clone()));
+    let records = read_records(file, entries, end.directory)?;
+    let later = names.iter().skip(1);
+    for (record, (next, name)) in records.iter().zip(later) {
+        if record.offset + record.packed_bytes > *next {
+            let folder = folder.unwrap_or_default();
+            return Err(ZipError::Overlap(format!("{folder}/{name}")));
+        }
     }
-    Ok(ZipArchive { records })
+    Ok(ZipArchive { records: names.into_iter().map(|(_, name)| name).zip(records).collect() })
 }

@@ -9,21 +9,31 @@ const CENTRAL_SIGNATURE: u32 = 0x0201_4b50;
 
 const CENTRAL_BYTES: usize = 46;
 
-/// Flags that change nothing here: sizes follow the data (3), names are UTF-8 (11), and the effort of the
+/// Flags that change nothing here: sizes follow the data, names are UTF-8 (11), and the effort of the
 /// compressor (1 and 2).
-const KNOWN_FLAGS: u16 = 1 << 3 | 1 << 11 | 1 << 1 | 1 << 2;
+const KNOWN_FLAGS: u16 = SIZES_FOLLOW_FLAG | 1 << 11 | 1 << 1 | 1 << 2;
 const ENCRYPTION_FLAGS: u16 = 1 | 1 << 6 | 1 << 13;
 
+/// The flag of a record whose sizes follow the data.
+const SIZES_FOLLOW_FLAG: u16 = 1 << 3;
+
 /// The entry of one record in the directory.
+#[derive(Debug)]
 pub struct CentralEntry {
     pub name: String,
-    pub raw_name: Vec<u8>,
     pub flags: u16,
     pub method: u16,
     pub crc: u32,
     pub packed_bytes: u64,
     pub unpacked_bytes: u64,
     pub header_offset: u64,
+}
+
+impl CentralEntry {
+    /// Whether the sizes follow the data: they are unknown when the header is written.
+    pub fn sizes_follow(&self) -> bool {
+        self.flags & SIZES_FOLLOW_FLAG != 0
+    }
 }
 
 /// Parses the central directory; its entries must be as many as the end record says.
@@ -69,7 +79,6 @@ pub fn parse_directory(directory: &[u8], end: &EndRecord) -> Result<Vec<CentralE
         resolve_zip64(extra, wide.into_iter().filter(|n| **n == ZIP64_MARKER))
             .ok_or(ZipError::Directory)?;
         entries.push(CentralEntry {
-            raw_name: raw_name.to_vec(),
             name,
             flags,
             method,

@@ -7,14 +7,19 @@
 //! Readers that tolerate different things see different archives in one file: this is how malware scanners were
 //! fooled. So this reader accepts one form only. The end record is at the very end, the directory is right before
 //! it, and every number is equal in both its places.
+//!
+//! Where each read takes long, the headers of records are not read here, but together with the records.
 
 mod archive;
+mod deduced_records;
 mod directory;
 mod end_record;
 mod error;
 mod fields;
 mod local_header;
 mod packed_record;
+mod record_reader;
+mod tail;
 mod zip64;
 
 pub use archive::{PICKLE, ZipArchive, read_archive};

@@ -1,0 +1,254 @@
+"""Torch archives in a store: what needs only headers costs two requests a file. What is deduced of an archive is checked
+before any byte of it is used."""
+
+import json
+import struct
+import time
+import zipfile
+
+import ckptfs as package
+import pytest
+import torch
+from ckptfs.torch import load_file
+from safetensors.torch import load_file as load_plain
+
+from compare import check_same
+from program import DONE, FAILED, REFUSED
+from samples import numbers
+
+SHARD_COUNT = 40
+
+TENSOR_COUNT = 20
+
+# Offsets in the header of a record: method, lengths of the name and of the extra field.
+METHOD, NAME_LENGTH, EXTRA_LENGTH = 8, 26, 28
+
+
+def write_pickles(folder):
+    """A model in shards of torch.save, each tensor of which takes more than a page of 64 KiB."""
+    folder.mkdir()
+    index = {}
+    for shard in range(SHARD_COUNT):
+        name = f"pytorch_model-{shard + 1:05}-of-{SHARD_COUNT:05}.bin"
+        part = {f"layers.{shard}.{n}.weight": numbers(shard * 100 + n, 140, 140) for n in range(TENSOR_COUNT)}
+        torch.save(part, folder / name)
+        index |= dict.fromkeys(part, name)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def headers(path):
+    """The offset of the header of each record, by its name in the folder of the archive."""
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename.split("/", 1)[1]: info.header_offset for info in archive.infolist()}
+
+
+def repack(path, **options):
+    """Writes the records of an archive anew, as the zip files of other programs."""
+    with zipfile.ZipFile(path) as archive:
+        records = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, content in records:
+            archive.writestr(name, content)
+
+
+@pytest.fixture(scope="module")
+def pickles(server, tmp_path_factory):
+    folder = write_pickles(tmp_path_factory.mktemp("zip") / "pickles")
+    return folder, server.upload(folder, "torch-zip/pickles")
+
+
+def load_torch(folder):
+    tensors = {}
+    for path in sorted(folder.glob("*.bin")):
+        tensors |= torch.load(path)
+    return tensors
+
+
+def test_a_listing_costs_two_requests_a_file(ckptfs, store, pickles):
+    _, url = pickles
+    latency_ms = 60
+    store.fault(latency_ms=latency_ms)
+    started = time.monotonic()
+    assert ckptfs("ls", url).code == DONE
+    taken = time.monotonic() - started
+    stats = store.stats
+    # The index and the directory come on top.
+    assert stats["requests"] <= 2 * SHARD_COUNT + 8
+    assert stats["most_at_once"] >= 4
+    # One after another, the requests alone would take longer.
+    assert taken < 2 * SHARD_COUNT * latency_ms / 1000
+
+
+def test_a_load_checks_headers_by_the_requests_for_tensors(store, pickles):
+    folder, url = pickles
+    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    check_same(load_file(url, backend="pread"), load_torch(folder))
+    store.fault()
+    load_file(url, backend="pread")
+    stats = store.stats
+    # A shard takes one request for its tensors.
+    assert stats["requests"] <= 3 * SHARD_COUNT + 8
+    # Two pages of 64 KiB for the headers of each come on top.
+    assert stats["bytes"] <= size + 2 * SHARD_COUNT * (64 << 10) + (256 << 10)
+
+
+def test_a_tensor_of_many_parts_is_checked_once(store, tmp_path):
+    tensors = {"large": numbers(1, 3000, 3000), "small": numbers(2, 10)}
+    torch.save(tensors, tmp_path / "large.bin")
+    store.put("torch-zip/large/large.bin", (tmp_path / "large.bin").read_bytes())
+    store.fault()
+    check_same(load_file("s3://bucket/torch-zip/large", backend="pread"), tensors)
+    # The directory, two edges, five parts, and at most one for the header.
+    stats = store.stats
+    assert stats["requests"] <= 2 + 2 + 5 + 1
+
+
+@pytest.mark.parametrize("alignment", [1, 4096])
+def test_archives_of_other_layouts_are_read_by_their_headers_at_once(ckptfs, store, tmp_path, alignment):
+    path = tmp_path / "model.bin"
+    tensors = {f"t{n}": numbers(n, 100, 700) for n in range(TENSOR_COUNT)}
+    if alignment == 1:
+        torch.save(tensors, path)
+        repack(path)
+    else:
+        config = torch.utils.serialization.config.save
+        before, config.storage_alignment = config.storage_alignment, alignment
+        try:
+            torch.save(tensors, path)
+        finally:
+            config.storage_alignment = before
+    key = f"torch-zip/other-{alignment}"
+    store.put(f"{key}/model.bin", path.read_bytes())
+    store.fault(latency_ms=30)
+    assert ckptfs("ls", f"s3://bucket/{key}").code == DONE
+    stats = store.stats
+    assert stats["most_at_once"] >= 4 and stats["requests"] <= TENSOR_COUNT + 8
+    # Headers alone, and no tensors.
+    assert stats["bytes"] <= 4 * (64 << 10)
+    check_same(load_file(f"s3://bucket/{key}"), tensors)
+    check_same(load_file(f"s3://bucket/{key}"), torch.load(path))
+
+
+# Changes to the header of a record which leave the directory and its arithmetic as they are.
+LIES = {
+    "extra": lambda data, at: struct.pack_into("<H", data, at + EXTRA_LENGTH, data[at + EXTRA_LENGTH] + 64),
+    "name": lambda data, at: struct.pack_into("<H", data, at + NAME_LENGTH, data[at + NAME_LENGTH] - 1),
+    "signature": lambda data, at: struct.pack_into("<I", data, at, 0),
+    "method": lambda data, at: struct.pack_into("<H", data, at + METHOD, 8),
+    "other": lambda data, at: struct.pack_into("<c", data, at + 30, b"X"),
+}
+
+
+def write_liar(path, record, lie):
+    tensors = {"a": numbers(1, 300), "large": numbers(2, 600, 500), "z": numbers(3, 30)}
+    torch.save(tensors, path)
+    data = bytearray(path.read_bytes())
+    LIES[lie](data, headers(path)[record])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_refuses_its_record(ckptfs, mounts, store, tmp_path, lie):
+    path = tmp_path / "liar.bin"
+    write_liar(path, "data/1", lie)
+    on_disk = ckptfs("inspect", path)
+    assert on_disk.code == REFUSED and "liar.bin: not a safe torch archive: record" in on_disk.stderr
+    key = f"torch-zip/liar-{lie}"
+    url = f"s3://bucket/{key}"
+    store.put(f"{key}/liar.bin", path.read_bytes())
+    exported = ckptfs("export", url, tmp_path / "out.safetensors")
+    assert exported.code == REFUSED and f"{url}/liar.bin: not a safe torch archive: record" in exported.stderr
+    assert not (tmp_path / "out.safetensors").exists()
+    for backend in ("mmap", "pread"):
+        for names in (None, "large"):
+            with pytest.raises(package.SafetensorError, match=f"{url}/liar.bin: not a safe torch archive"):
+                load_file(url, backend=backend, names=names)
+    with package.safe_open(url, framework="pt") as opened:
+        # The end of a tensor, far from its header.
+        with pytest.raises(package.SafetensorError, match="not a safe torch archive"):
+            opened.get_slice("large")[590:]
+        assert opened.get_tensor("a").shape == (300,)
+    mount = mounts(url)
+    shown = mount / "liar.safetensors"
+    with shown.open("rb") as file, pytest.raises(OSError):
+        file.seek(shown.stat().st_size - 40_000)
+        file.read(4096)
+    assert "not a safe torch archive" in mount.logged()
+
+
+@pytest.mark.parametrize("record", ["data.pkl", "byteorder"])
+def test_a_header_that_lies_about_the_pickle_refuses_the_file(ckptfs, store, tmp_path, record):
+    path = tmp_path / "liar.bin"
+    write_liar(path, record, "extra")
+    key = f"torch-zip/liar-{record}"
+    store.put(f"{key}/liar.bin", path.read_bytes())
+    for shown in (path, f"s3://bucket/{key}", f"s3://bucket/{key}/liar.bin"):
+        refused = ckptfs("inspect", shown)
+        assert refused.code == REFUSED, refused
+        assert "liar.bin: not a safe torch archive: record" in refused.stderr
+        assert "what to do: fetch it again, and do not trust it" in refused.stderr
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_in_an_archive_of_another_layout_is_refused_as_on_disk(ckptfs, store, tmp_path, lie):
+    path = tmp_path / "liar.bin"
+    torch.save({"a": numbers(1, 300), "b": numbers(2, 30)}, path)
+    repack(path)
+    data = bytearray(path.read_bytes())
+    LIES[lie](data, headers(path)["data/0"])
+    path.write_bytes(data)
+    key = f"torch-zip/other-liar-{lie}"
+    store.put(f"{key}/liar.bin", data)
+    local, remote = ckptfs("inspect", path), ckptfs("inspect", f"s3://bucket/{key}/liar.bin")
+    assert local.code == remote.code == REFUSED
+    assert local.stderr.replace(str(tmp_path), f"s3://bucket/{key}") == remote.stderr
+
+
+def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, monkeypatch):
+    # The header of what is shown lies behind what is not, and before the end that is read to open the file.
+    model = {"a": numbers(1, 300, 300), "b": numbers(2, 300, 300)}
+    torch.save({"optimizer": {"a": numbers(3, 300, 300)}, "model": model}, tmp_path / "model.pt")
+    url = "s3://bucket/torch-zip/trained"
+    store.put("torch-zip/trained/model.pt", (tmp_path / "model.pt").read_bytes())
+    monkeypatch.delenv("CKPTFS_NO_CACHE")
+    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
+    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
+    monkeypatch.setenv("CKPTFS_CACHE_SIZE", "1GiB")
+    fetched = ckptfs("fetch", url)
+    assert fetched.code == DONE, fetched.stderr
+    store.fault()
+    out = ckptfs.export(url, tmp_path / "out.safetensors", "--offline")
+    assert store.stats["requests"] == 0
+    check_same(load_plain(out), model)
+
+
+@pytest.mark.parametrize("fault", [
+    {"status": 403, "status_every": 1}, {"status": 500, "status_every": 1}, {"stall_after": 0, "stall_every": 1},
+])  # fmt: skip
+def test_a_pickle_that_cannot_be_read_is_an_error_of_that_file(ckptfs, store, tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("CKPTFS_STALL_TIMEOUT", "1")
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "2")
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.bin")
+    key = "torch-zip/unreadable"
+    store.put(f"{key}/model.bin", (tmp_path / "model.bin").read_bytes())
+    store.fault(path=f"/{key}/model.bin", method="GET", **fault)
+    failed = ckptfs("inspect", f"s3://bucket/{key}")
+    assert failed.code == FAILED
+    assert f"s3://bucket/{key}/model.bin: cannot read it: " in failed.stderr
+    remedy = "check that these credentials may read it" if fault.get("status") == 403 else "check the network"
+    assert f"what to do: {remedy}" in failed.stderr
+
+
+def test_pickles_of_which_none_can_be_read_are_no_choice(ckptfs, store, tmp_path):
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.bin")
+    key = "torch-zip/denied"
+    for name in ("first.bin", "second.bin"):
+        store.put(f"{key}/{name}", (tmp_path / "model.bin").read_bytes())
+    store.fault(path=f"/{key}/", method="GET", status=403, status_every=1)
+    failed = ckptfs("inspect", f"s3://bucket/{key}")
+    assert failed.code == FAILED and f"s3://bucket/{key}/first.bin: cannot read it: the store denies it" in failed.stderr
+    # If one can be read, the user is asked to choose.
+    store.fault(path=f"/{key}/first", method="GET", status=403, status_every=1)
+    several = ckptfs("inspect", f"s3://bucket/{key}")
+    assert "several checkpoints" in several.stderr and f"such as s3://bucket/{key}/second.bin" in several.stderr
