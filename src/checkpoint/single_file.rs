@@ -28,7 +28,14 @@ const DCP_METADATA_CLASS: &str = "torch.distributed.checkpoint.metadata.Metadata
 
 /// Reads the checkpoint in an opened file.
 pub fn read_file(file: &OpenFile, options: &ParseOptions) -> Result<Checkpoint, CheckpointError> {
-    let mut checkpoint = parse(&PrefetchedFile::read(file)?, &file.file().path(), options)?;
+    let parsed = parse(&PrefetchedFile::read(file)?, &file.file().path(), options);
+    let mut checkpoint = parsed.map_err(|error| match error {
+        CheckpointError::RankShard { path, .. } => {
+            let chosen = file.file().has_sibling(MODEL_NAME).then_some(MODEL_NAME);
+            CheckpointError::RankShard { path, chosen }
+        }
+        error => error,
+    })?;
     checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
     // What was parsed must be what the identity stands for.
     file.check_unchanged()?;
@@ -141,8 +148,7 @@ fn read_safetensors(
         error => CheckpointError::Header { path: path.to_path_buf(), error },
     })?;
     if header.metadata.as_ref().is_some_and(|metadata| is_rank_shard(path, metadata)) {
-        let chosen = path.with_file_name(MODEL_NAME).exists().then_some(MODEL_NAME);
-        return Err(CheckpointError::RankShard { path: path.to_path_buf(), chosen });
+        return Err(CheckpointError::RankShard { path: path.to_path_buf(), chosen: None });
     }
     if let Some(key) = &options.root_key {
         let error = SelectError::NoSuchKey { key: key.clone(), found: Default::default() };
