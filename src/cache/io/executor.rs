@@ -24,7 +24,7 @@ pub const STORE_PREFETCH_THREAD_COUNT: usize = 32;
 
 /// The part of the memory limit that allows a thread of a store. Where no buffer is free, the thread takes scratch memory
 /// beside the limit.
-const STORE_THREAD_LIMIT_BYTES: u64 = 2 << 20;
+const STORE_THREAD_LIMIT_BYTES: u64 = 3 << 20;
 
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);

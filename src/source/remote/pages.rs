@@ -13,11 +13,11 @@ use crate::threads::lock;
 /// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
 pub const PAGE_BYTES: u64 = 64 << 10;
 
-/// Pages that are kept: 16 MiB.
-const MAX_PAGE_COUNT: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero");
+/// Pages that are kept: 8 MiB. Two for each thread that reads headers are in use at once.
+const MAX_PAGE_COUNT: NonZeroUsize = NonZeroUsize::new(128).expect("is not zero");
 
 /// Pages that are fetched at once where they are read in order, as for tensors whose values lie apart.
-const MAX_RUN_PAGES: u64 = 64;
+const MAX_RUN_PAGES: u64 = 32;
 
 /// The pages of all files that were read last.
 static PAGES: LazyLock<Mutex<LruCache<PageKey, PageSlot>>> =
@@ -108,7 +108,7 @@ mod tests {
                 *lock(&file.slot(number)) = Some(vec![1]);
             }
         }
-        assert!(count() > 100 && count() <= MAX_PAGE_COUNT.get());
+        assert!(count() > 64 && count() <= MAX_PAGE_COUNT.get());
         assert_eq!(*lock(&files[9].slot(99)), Some(vec![1]));
         assert_eq!(*lock(&files[0].slot(0)), None);
         drop(files);
