@@ -64,10 +64,10 @@ pub fn read_archive(file: &dyn ReadAt) -> Result<ZipArchive, ZipError> {
         names.push((entry.header_offset, inner));
     }
     drop(folded);
+    let records = read_records(file, entries, end.directory)?;
     if names.first().is_some_and(|(first, _)| *first != 0) {
         return Err(ZipError::LeadingBytes);
     }
-    let records = read_records(file, entries, end.directory)?;
     let later = names.iter().skip(1);
     for (record, (next, name)) in records.iter().zip(later) {
         if record.offset + record.packed_bytes > *next {
