@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::error::SourceError;
+use super::error::{HeaderMismatch, SourceError};
 use super::store::FileHandle;
 
 /// The largest distance at which a header is fetched by the same request as what it describes.
@@ -33,15 +33,6 @@ pub trait HeaderCheck: fmt::Debug + Send + Sync {
 
     /// The approximate bytes of memory that it takes.
     fn memory_bytes(&self) -> usize;
-}
-
-/// A header that is not as it was deduced.
-#[derive(Debug)]
-pub struct HeaderMismatch {
-    /// What is wrong with the file.
-    pub reason: String,
-    /// What the user can do.
-    pub remedy: &'static str,
 }
 
 /// The unread headers of a file, in its order. No two overlap.
@@ -149,8 +140,8 @@ impl DeferredChecks {
         Ok(cached)
     }
 
-    /// Where a read from `start` on into these targets gets the bytes of a header; `None` if it is far away, or partly
-    /// in a target.
+    /// Where a read from `start` on into these targets gets the bytes of a header. `None` if the header is far away, or
+    /// partly in a target.
     fn bytes_in_read(
         &self,
         index: usize,
@@ -190,8 +181,9 @@ impl DeferredChecks {
     }
 
     fn check(&self, file: &CheckedFile<'_>, index: usize, bytes: &[u8]) -> Result<(), SourceError> {
-        self.check.check(index, bytes).map_err(|HeaderMismatch { reason, remedy }| {
-            SourceError::HeaderMismatch { path: file.path(), reason, remedy }
+        self.check.check(index, bytes).map_err(|mismatch| {
+            let mismatch = Box::new(mismatch);
+            SourceError::HeaderMismatch { path: file.path(), mismatch }
         })?;
         self.is_checked[index].store(true, Relaxed);
         Ok(())
@@ -282,9 +274,10 @@ mod tests {
         CheckedFile { handle: file, size: file.bytes.len() as u64, path: &|| "f".into() }
     }
 
-    /// The ranges that were read since the last call.
-    fn reads(file: &RecordingFile) -> Vec<Range<u64>> {
-        std::mem::take(&mut *file.reads.lock().unwrap())
+    /// Start and end of each read since the last call.
+    fn reads(file: &RecordingFile) -> Vec<(u64, u64)> {
+        let reads = std::mem::take(&mut *file.reads.lock().unwrap());
+        reads.into_iter().map(|range| (range.start, range.end)).collect()
     }
 
     #[test]
@@ -296,10 +289,10 @@ mod tests {
             checks.read_scattered(&checked(&file), targets).unwrap();
             reads(&file)
         };
-        assert_eq!(read(&mut [(6, &mut first), (46, &mut last)]), [0..76]);
+        assert_eq!(read(&mut [(6, &mut first), (46, &mut last)]), [(0, 76)]);
         assert_eq!((first, last), ([100; 8], [103; 30]));
-        assert_eq!(read(&mut [(6, &mut first), (46, &mut last)]), [6..76]);
-        assert_eq!(read(&mut [(22, &mut first)]), [22..30]);
+        assert_eq!(read(&mut [(6, &mut first), (46, &mut last)]), [(6, 76)]);
+        assert_eq!(read(&mut [(22, &mut first)]), [(22, 30)]);
         assert_eq!((checks.with_header(24..30), checks.with_header(42..44)), (18..30, 42..44));
     }
 
@@ -312,10 +305,10 @@ mod tests {
         let start = second - MAX_GAP_BYTES;
         let end = start + bytes.len() as u64;
         let read = checks.read_available_at(&checked(&file), &mut bytes, start).unwrap();
-        assert_eq!((read, reads(&file)), (bytes.len(), vec![start..end, 0..HEADER_BYTES]));
+        assert_eq!((read, reads(&file)), (bytes.len(), vec![(start, end), (0, HEADER_BYTES)]));
         assert_eq!(bytes, file.bytes[start as usize..end as usize]);
         checks.read_available_at(&checked(&file), &mut bytes, start).unwrap();
-        assert_eq!(reads(&file), [start..end]);
+        assert_eq!(reads(&file), [(start, end)]);
         assert_eq!(checks.with_header(start..end), start..end);
     }
 

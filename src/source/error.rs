@@ -59,14 +59,12 @@ pub enum SourceError {
         offset: u64,
     },
     /// A header is not as it was deduced.
-    #[error("{path}: {reason}")]
+    #[error("{path}: {}", .mismatch.reason)]
     HeaderMismatch {
         /// The file with the header.
         path: PathBuf,
-        /// What is wrong with the file.
-        reason: String,
-        /// What the user can do.
-        remedy: &'static str,
+        /// What is wrong with the header.
+        mismatch: Box<HeaderMismatch>,
     },
     /// The path is on a FUSE mount whose daemon has ended.
     #[error("{path}: lies on a mount whose daemon has gone")]
@@ -101,6 +99,15 @@ pub enum SourceError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+/// A header that is not as it was deduced.
+#[derive(Debug)]
+pub struct HeaderMismatch {
+    /// What is wrong with the file.
+    pub reason: String,
+    /// What the user can do.
+    pub remedy: &'static str,
 }
 
 const NOT_CONNECTED_ERRNO: i32 = Errno::NOTCONN.raw_os_error();
@@ -168,7 +175,7 @@ impl SourceError {
             SourceError::Changed { path } if is_source_url(path) => {
                 "open it again; if that fails too, check that its server states the same ETag in every answer"
             }
-            SourceError::HeaderMismatch { remedy, .. } => remedy,
+            SourceError::HeaderMismatch { mismatch, .. } => mismatch.remedy,
             SourceError::Changed { .. } | SourceError::Truncated { .. } => WAIT_REMEDY,
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
                 WAIT_REMEDY

@@ -34,13 +34,13 @@ mod store;
 mod test_file;
 mod url;
 
-pub use deferred_checks::{DeferredChecks, HeaderCheck, HeaderMismatch, UnreadHeader};
+pub use deferred_checks::{DeferredChecks, HeaderCheck, UnreadHeader};
 #[cfg(feature = "remote")]
 pub use disk_cache::{
     CacheOptions, CacheReport, CacheShortage, CachedVersion, DiskCache, RemovedBlocks,
 };
-pub use error::SourceError;
 pub(crate) use error::WAIT_REMEDY;
+pub use error::{HeaderMismatch, SourceError};
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
 pub use file_limit::raise_file_limit;
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};

@@ -115,7 +115,7 @@ impl HeaderCheck for LocalHeaders {
 mod tests {
     use super::*;
 
-    const SIZES_FOLLOW: u16 = 1 << 3;
+    const SIZES_FOLLOW_FLAG: u16 = 1 << 3;
 
     fn entry(name: &str, header_offset: u64, size: u64, flags: u16) -> CentralEntry {
         let (name, packed_bytes, unpacked_bytes) = (name.to_owned(), size, size);
@@ -126,8 +126,8 @@ mod tests {
     fn records_are_where_torch_writes_them() {
         // As torch 2.15 wrote them.
         let entries = [
-            entry("a/data.pkl", 0, 282, SIZES_FOLLOW),
-            entry("a/byteorder", 362, 6, SIZES_FOLLOW),
+            entry("a/data.pkl", 0, 282, SIZES_FOLLOW_FLAG),
+            entry("a/byteorder", 362, 6, SIZES_FOLLOW_FLAG),
             entry("a/data/0", 470, 0, 0),
         ];
         let offsets = |entries: &[CentralEntry], directory| {
@@ -149,9 +149,10 @@ mod tests {
         let far = (1 << 33) - 40;
         // 30 bytes, the name, 12 for the offset, 4 for the padding.
         let start = (far + 30 + 8 + 12 + 4u64).next_multiple_of(64);
-        let record = deduce_record(&entry("a/data/1", far, 100, SIZES_FOLLOW), start + 100 + 24);
+        let record =
+            deduce_record(&entry("a/data/1", far, 100, SIZES_FOLLOW_FLAG), start + 100 + 24);
         assert_eq!(record.map(|record| record.offset), Some(start));
-        let long = entry("a/data/1", 0, 1 << 33, SIZES_FOLLOW);
+        let long = entry("a/data/1", 0, 1 << 33, SIZES_FOLLOW_FLAG);
         let record = deduce_record(&long, 64 + (1 << 33) + 24);
         assert_eq!(record.map(|record| record.offset), Some(64));
         // Numbers of which no sum is a place in a file.
