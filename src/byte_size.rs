@@ -40,7 +40,7 @@ pub fn format_size(size: u64) -> String {
     format!("{}{name}", size / unit)
 }
 
-/// The same, rounded up.
+/// Formats a size as [`format_size`] does, but rounded up.
 #[cfg(feature = "remote")]
 pub fn format_size_up(size: u64) -> String {
     let (name, unit) = size_unit(size);

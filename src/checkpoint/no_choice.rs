@@ -17,7 +17,7 @@ use super::unread_format::UnreadFormat;
 const MAX_SUGGESTION_COUNT: usize = 4;
 
 /// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
-/// `opens` reads a candidate: false if some of it is refused.
+/// `opens` opens a candidate, and returns false if a part of it is refused.
 pub fn no_choice_error(
     root: &Arc<Root>,
     directory: &Path,
@@ -35,7 +35,7 @@ pub fn no_choice_error(
                 false
             })
         });
-        // Nothing was read, so nothing is known of the choice.
+        // No candidate was read, so there is no choice to suggest.
         if let (None, Some(CheckpointError::Source(error))) = (suggested, read_failure)
             && error.is_read_failure()
         {

@@ -80,7 +80,7 @@ impl ReadAt for PrefetchedFile<'_> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         let range =
             usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
-        // What a header describes must come from the file, which compares the header first.
+        // Data behind an unread header must come from the file, which compares that header first.
         let may_use_prefix = self.deferred_checks().is_none_or(|checks| checks.get().is_none());
         match range.filter(|_| may_use_prefix).and_then(|range| self.prefix.get(range)) {
             Some(bytes) => buf.copy_from_slice(bytes),

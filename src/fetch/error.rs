@@ -35,24 +35,24 @@ pub enum FetchError {
         /// The URL that was given.
         path: PathBuf,
     },
-    /// The cache cannot keep all of it: its first bytes would be evicted by its last.
+    /// The cache cannot keep all of it: the last bytes would evict the first.
     #[error("{}", no_room_message(path, *bytes, *shortage))]
     NoRoom {
         /// The URL that was given.
         path: PathBuf,
-        /// Bytes of all that is shown.
+        /// Bytes of everything that is shown.
         bytes: u64,
         /// What the cache lacks.
         shortage: CacheShortage,
     },
-    /// The cache has not kept it all.
+    /// The cache did not keep everything.
     #[error("{path}: the cache on disk has not kept {missing} of {total} bytes")]
     NotKept {
         /// The URL that was given.
         path: PathBuf,
         /// Bytes that are not in the cache.
         missing: u64,
-        /// Bytes of all that is shown.
+        /// Bytes of everything that is shown.
         total: u64,
     },
     /// The caller asked to stop.
@@ -109,7 +109,7 @@ impl FetchError {
         }
     }
 
-    /// The same for a program in Python.
+    /// The remedy for a program in Python.
     #[cfg(feature = "python")]
     pub fn python_remedy(&self) -> std::borrow::Cow<'_, str> {
         match self {

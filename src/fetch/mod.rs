@@ -76,7 +76,7 @@ impl FetchPlan {
 
     /// Bytes that the cache lacks now.
     fn missing_bytes(&self) -> u64 {
-        let of_one_file = |a: &LoadExtent<_>, b: &LoadExtent<_>| {
+        let is_same_file = |a: &LoadExtent<_>, b: &LoadExtent<_>| {
             (a.checkpoint, a.origin) == (b.checkpoint, b.origin)
         };
         let missing = |extents: &[LoadExtent<ByteCount>]| {
@@ -84,14 +84,14 @@ impl FetchPlan {
                 extents.iter().map(|extent| extent.range.clone()).collect();
             self.file(extents.first()?).map(|file| file.uncached_bytes(&ranges))
         };
-        self.extents.chunk_by(of_one_file).filter_map(missing).sum()
+        self.extents.chunk_by(is_same_file).filter_map(missing).sum()
     }
 
     fn file(&self, extent: &LoadExtent<ByteCount>) -> Option<&Arc<OpenFile>> {
         self.readers[extent.checkpoint].file(extent.origin)
     }
 
-    /// Fetches the extents, up to the first error. Returns the bytes that the cache had.
+    /// Fetches the extents, up to the first error. Returns the number of bytes that the cache already had.
     fn execute(&self, progress: &dyn FetchProgress) -> Result<u64, FetchError> {
         let cached = AtomicU64::new(0);
         let failed: Mutex<Option<SourceError>> = Mutex::default();
@@ -136,7 +136,7 @@ pub fn fetch(
     check_room(path, &plan, bytes)?;
     progress.on_total(bytes);
     let cached_bytes = plan.execute(progress)?;
-    // Another program may have filled the disk, or used other blocks meanwhile.
+    // Another program may have filled the disk meanwhile, or removed blocks.
     match plan.missing_bytes() {
         0 => Ok(FetchReport { files: plan.readers.len() as u64, bytes, cached_bytes }),
         missing => Err(FetchError::NotKept { path: path.to_path_buf(), missing, total: bytes }),
@@ -154,7 +154,7 @@ fn check_room(path: &Path, plan: &FetchPlan, bytes: u64) -> Result<(), FetchErro
         return Err(FetchError::NoCache { path });
     };
     let block_count = plan.extents.len() as u64;
-    // A disk that cannot be asked fails the fetch where that cannot be kept.
+    // If the disk cannot be measured, the fetch begins, and fails at its end if bytes were not kept.
     match cache.find_shortage(bytes - missing, missing, block_count) {
         Ok(Some(shortage)) => Err(FetchError::NoRoom { path, bytes, shortage }),
         _ => Ok(()),

@@ -4,7 +4,7 @@ use crate::checkpoint::{ByteRun, TensorBytes};
 use crate::loader::{LoadExtent, LoadJob, PlanItem, SplitPolicy, Target, plan_jobs};
 use crate::virtual_file::{SegmentSource, VirtualFileReader};
 
-/// A number of bytes, which are kept and go nowhere.
+/// A number of bytes without memory: a fetch only keeps them on disk.
 #[derive(Debug)]
 pub struct ByteCount(u64);
 
@@ -22,22 +22,22 @@ impl Target for ByteCount {
 pub fn plan_extents(readers: &[VirtualFileReader]) -> Vec<LoadExtent<ByteCount>> {
     let numbered = readers.iter().enumerate();
     let runs: Vec<(usize, TensorBytes)> =
-        numbered.flat_map(|(n, reader)| runs_of(reader).map(move |run| (n, run))).collect();
+        numbered.flat_map(|(n, reader)| list_runs(reader).map(move |run| (n, run))).collect();
     let items = runs.iter().map(|(checkpoint, bytes)| {
         let target = ByteCount(bytes.len());
         PlanItem { checkpoint: *checkpoint, bytes, target }
     });
     let extent = |job| match job {
         LoadJob::Extent(extent) => Some(extent),
-        // Only of bytes that are no run.
+        // Every item is a run.
         LoadJob::Strided { .. } => None,
     };
     plan_jobs(items.collect(), SplitPolicy::REMOTE).into_iter().filter_map(extent).collect()
 }
 
-/// The runs of files that the bytes of a virtual file are made of. A strided tensor has the run from its first byte to
+/// Lists the runs of source files that a virtual file shows. A strided tensor counts as the run from its first byte to
 /// its last.
-fn runs_of(reader: &VirtualFileReader) -> impl Iterator<Item = TensorBytes> {
+fn list_runs(reader: &VirtualFileReader) -> impl Iterator<Item = TensorBytes> {
     let virtual_file = reader.virtual_file();
     let segments = virtual_file.segments(0..virtual_file.size());
     let runs = segments.flat_map(move |segment| {
@@ -49,6 +49,6 @@ fn runs_of(reader: &VirtualFileReader) -> impl Iterator<Item = TensorBytes> {
         };
         run.into_iter().chain(tensor.into_iter().flat_map(|tensor| tensor.bytes.extents()))
     });
-    // Bytes in memory come from a file that was read whole.
+    // An origin in memory comes from a file that was read whole.
     runs.filter(|run| reader.file(run.origin).is_some()).map(TensorBytes::Run)
 }

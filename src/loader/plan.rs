@@ -12,10 +12,10 @@ use crate::checkpoint::{OriginId, TensorBytes};
 /// several threads have work even for one large tensor.
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 
-/// Unwanted bytes between wanted ones that are read all the same: a disk reads as many in the time of one more request.
+/// Unwanted bytes between wanted ones that are read too: a disk reads as many in the time of one more request.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// The extents of stores end at multiples of this. A connection is slow to start and fast then.
+/// Extents in stores end at multiples of this: a connection starts slowly, and is fast afterwards.
 const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
 
 /// Unwanted bytes that a store sends in the time of one more request.

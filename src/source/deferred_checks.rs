@@ -1,7 +1,7 @@
-//! Headers that a parser deduced instead of reading them, because each small read of a store takes long.
+//! Checks of headers that a parser deduced and did not read, because each small read of a store costs a request.
 //!
-//! The first read of what a header describes reads the header too, and compares it. No byte that a header describes is
-//! returned before.
+//! The first read of the data after a header also reads the header, and compares it. No byte of the data is returned
+//! before.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,27 +11,28 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::error::{HeaderMismatch, SourceError};
 use super::store::FileHandle;
 
-/// The largest distance at which a header is fetched by the same request as what it describes.
+/// The largest distance between a header and a read of its data for which one request fetches both.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// The largest read for which a store keeps what it fetched, headers among it. A longer one asks for its headers.
-const MAX_KEPT_READ_BYTES: usize = 64 << 10;
+/// The largest read that a store serves from pages in memory, which mostly have the headers. A longer read requests
+/// its headers together with its data.
+const MAX_PAGED_READ_BYTES: usize = 64 << 10;
 
 /// A header that was not read, followed by the data that it describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadHeader {
     /// The offset of the header.
     pub start: u64,
-    /// The place of the data, which follows the header.
+    /// The range of the data, which follows the header.
     pub data: Range<u64>,
 }
 
-/// Compares headers with what was deduced of them.
+/// Compares headers with what a parser deduced.
 pub trait HeaderCheck: fmt::Debug + Send + Sync {
     /// Compares the bytes of a header, by its index.
     fn check(&self, index: usize, header: &[u8]) -> Result<(), HeaderMismatch>;
 
-    /// The approximate bytes of memory that it takes.
+    /// Approximate memory in bytes.
     fn memory_bytes(&self) -> usize;
 }
 
@@ -43,10 +44,11 @@ pub struct DeferredChecks {
     check: Box<dyn HeaderCheck>,
 }
 
-/// Where the bytes of a header come from in a read.
+/// The memory for a header in a read.
 enum HeaderBytes {
-    /// The target of this index, from an offset in it.
+    /// The target with this index, from this offset on.
     Target(usize, usize),
+    /// A buffer in addition to the targets.
     Own(Vec<u8>),
 }
 
@@ -57,32 +59,32 @@ impl DeferredChecks {
         DeferredChecks { headers: headers.into(), is_checked, check }
     }
 
-    /// The approximate bytes of memory that it takes.
+    /// Approximate memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         let header_bytes = size_of::<UnreadHeader>() + size_of::<AtomicBool>();
         size_of::<DeferredChecks>() + self.headers.len() * header_bytes + self.check.memory_bytes()
     }
 
-    /// The indices of the headers whose data has bytes of a range.
-    fn headers_of(&self, range: Range<u64>) -> impl Iterator<Item = usize> {
+    /// The indices of the headers whose data overlaps a range.
+    fn headers_in(&self, range: Range<u64>) -> impl Iterator<Item = usize> {
         let first = self.headers.partition_point(|header| header.data.end <= range.start);
         let indices = (first..self.headers.len())
             .take_while(move |&n| self.headers[n].data.start < range.end);
         indices.filter(|&n| !self.headers[n].data.is_empty())
     }
 
-    fn unchecked_of(&self, range: Range<u64>) -> impl Iterator<Item = usize> {
-        self.headers_of(range).filter(|&n| !self.is_checked[n].load(Relaxed))
+    fn unchecked_in(&self, range: Range<u64>) -> impl Iterator<Item = usize> {
+        self.headers_in(range).filter(|&n| !self.is_checked[n].load(Relaxed))
     }
 
-    /// A range with the header that describes its first bytes, unless that is far away.
+    /// Extends a range to the header of its first bytes, unless that is far away.
     pub fn with_header(&self, range: Range<u64>) -> Range<u64> {
-        let first = self.headers_of(range.clone()).next().map(|n| self.headers[n].start);
+        let first = self.headers_in(range.clone()).next().map(|n| self.headers[n].start);
         let near = first.filter(|&start| start.saturating_add(MAX_GAP_BYTES) >= range.start);
         near.map_or(range.start, |start| start.min(range.start))..range.end
     }
 
-    /// Fills `buf` as [`FileHandle::read_available_at`] does.
+    /// Fills `buf` as [`FileHandle::read_available_at`] does, and checks the headers of what it returns.
     pub fn read_available_at(
         &self,
         file: &CheckedFile<'_>,
@@ -91,7 +93,7 @@ impl DeferredChecks {
     ) -> Result<usize, SourceError> {
         let end = offset.saturating_add(buf.len() as u64).min(file.size);
         let available = end.saturating_sub(offset) as usize;
-        if available > MAX_KEPT_READ_BYTES && self.unchecked_of(offset..end).next().is_some() {
+        if available > MAX_PAGED_READ_BYTES && self.unchecked_in(offset..end).next().is_some() {
             self.read_scattered(file, &mut [(offset, &mut buf[..available])])?;
             return Ok(available);
         }
@@ -100,7 +102,7 @@ impl DeferredChecks {
         Ok(read)
     }
 
-    /// Fills targets as [`FileHandle::read_scattered`] does.
+    /// Fills targets as [`FileHandle::read_scattered`] does, and checks the headers of what it returns.
     pub fn read_scattered(
         &self,
         file: &CheckedFile<'_>,
@@ -109,8 +111,8 @@ impl DeferredChecks {
         let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
         let start = targets.first().map_or(end, |(at, _)| *at);
         let mut headers: Vec<(usize, HeaderBytes)> = self
-            .unchecked_of(start..end)
-            .filter_map(|n| Some((n, self.bytes_in_read(n, start, targets)?)))
+            .unchecked_in(start..end)
+            .filter_map(|n| Some((n, self.place_header(n, start, targets)?)))
             .collect();
         if headers.is_empty() {
             let cached = file.handle.read_scattered(targets)?;
@@ -140,9 +142,9 @@ impl DeferredChecks {
         Ok(cached)
     }
 
-    /// Where a read from `start` on into these targets gets the bytes of a header. `None` if the header is far away, or
-    /// partly in a target.
-    fn bytes_in_read(
+    /// Chooses the memory for a header in a read from `start` on. `None` if the header is far away, or partly in a
+    /// target.
+    fn place_header(
         &self,
         index: usize,
         start: u64,
@@ -150,9 +152,9 @@ impl DeferredChecks {
     ) -> Option<HeaderBytes> {
         let header = self.headers[index].start..self.headers[index].data.start;
         // Targets are in order and do not overlap.
-        let behind = targets.partition_point(|(at, _)| *at <= header.start);
-        let is_free = targets.get(behind).is_none_or(|(at, _)| *at >= header.end);
-        if let Some(before) = behind.checked_sub(1) {
+        let next = targets.partition_point(|(at, _)| *at <= header.start);
+        let is_free = targets.get(next).is_none_or(|(at, _)| *at >= header.end);
+        if let Some(before) = next.checked_sub(1) {
             let (at, target) = &targets[before];
             let target_end = at + target.len() as u64;
             if target_end >= header.end {
@@ -167,9 +169,9 @@ impl DeferredChecks {
         (is_free && is_near).then(own)
     }
 
-    /// Reads and compares the headers of a range that were not compared yet.
+    /// Reads and compares the headers of a range that are not checked yet.
     fn check_unread(&self, file: &CheckedFile<'_>, range: Range<u64>) -> Result<(), SourceError> {
-        for n in self.unchecked_of(range) {
+        for n in self.unchecked_in(range) {
             let header = &self.headers[n];
             let mut bytes = vec![0; (header.data.start - header.start) as usize];
             if file.handle.read_available_at(&mut bytes, header.start)? < bytes.len() {
@@ -214,7 +216,7 @@ mod tests {
     /// A header is four bytes, equal to its index. Its data has its index plus 100 in each byte.
     const HEADER_BYTES: u64 = 4;
 
-    /// A file in memory that records the ranges which are read.
+    /// A file in memory that records which ranges are read.
     #[derive(Debug)]
     struct RecordingFile {
         bytes: Vec<u8>,
@@ -257,8 +259,8 @@ mod tests {
         }
     }
 
-    /// A file of data of these lengths, each behind its header.
-    fn file_of(lens: &[u64]) -> (RecordingFile, DeferredChecks) {
+    /// Makes a file with data of these lengths, each after its header.
+    fn make_file(lens: &[u64]) -> (RecordingFile, DeferredChecks) {
         let (mut bytes, mut headers) = (Vec::new(), Vec::new());
         for (n, &len) in lens.iter().enumerate() {
             let start = bytes.len() as u64;
@@ -281,8 +283,8 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_with_what_they_describe_and_once() {
-        let (file, checks) = file_of(&[10, 0, 20, 30]);
+    fn each_header_is_read_once_with_its_data() {
+        let (file, checks) = make_file(&[10, 0, 20, 30]);
         let (mut first, mut last) = ([0; 8], [0; 30]);
         // Headers start at 0, 14, 18 and 42.
         let read = |targets: &mut [(u64, &mut [u8])]| {
@@ -299,7 +301,7 @@ mod tests {
     #[test]
     fn a_header_that_is_far_away_or_in_a_target_is_checked_too() {
         let len = 3 * MAX_GAP_BYTES;
-        let (file, checks) = file_of(&[len, len]);
+        let (file, checks) = make_file(&[len, len]);
         let second = HEADER_BYTES + len;
         let mut bytes = vec![0; 2 * MAX_GAP_BYTES as usize];
         let start = second - MAX_GAP_BYTES;
@@ -313,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_behind_a_wrong_header_is_returned() {
+    fn no_data_after_a_wrong_header_is_returned() {
         for (bad, at, len) in
             [(0, 4, 1), (1, 500_008, 400_000), (1, 500_004, 100_000), (1, 500_010, 4)]
         {
-            let (mut file, checks) = file_of(&[500_000, 500_000]);
+            let (mut file, checks) = make_file(&[500_000, 500_000]);
             file.bytes[[2, 500_006][bad]] ^= 1;
             let file_reads = |offset: u64, len: usize| {
                 let mut buf = vec![0; len];

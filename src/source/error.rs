@@ -58,7 +58,7 @@ pub enum SourceError {
         /// The offset at which the read began.
         offset: u64,
     },
-    /// A header is not as it was deduced.
+    /// A header differs from what a parser deduced.
     #[error("{path}: {}", .mismatch.reason)]
     HeaderMismatch {
         /// The file with the header.
@@ -101,7 +101,7 @@ pub enum SourceError {
     },
 }
 
-/// A header that is not as it was deduced.
+/// A header that differs from what a parser deduced.
 #[derive(Debug)]
 pub struct HeaderMismatch {
     /// What is wrong with the file.
@@ -278,7 +278,7 @@ impl SourceError {
         }
     }
 
-    /// Whether the file may be as it should be, and only the read failed.
+    /// Whether only the read failed, so that the file may be intact.
     pub fn is_read_failure(&self) -> bool {
         self.may_pass() || matches!(self, SourceError::Io { .. })
     }

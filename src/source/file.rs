@@ -26,7 +26,7 @@ use super::url::is_source_url;
 pub struct SourceFile {
     location: FileLocation,
     state: FileState,
-    /// Checks that its parser left to the first reads.
+    /// Checks that its parser leaves to the first reads.
     deferred: OnceLock<DeferredChecks>,
 }
 
@@ -171,7 +171,7 @@ impl OpenFile {
         }
     }
 
-    /// Calls `read` with the file as its deferred checks read it.
+    /// Calls `read` with the file in the form that deferred checks take.
     fn with_checked<T>(&self, read: impl FnOnce(&CheckedFile<'_>) -> T) -> T {
         let path = || self.file.path();
         read(&CheckedFile { handle: &*self.handle, size: self.size(), path: &path })
@@ -221,8 +221,8 @@ impl OpenFile {
         self.handle.preferred_requests()
     }
 
-    /// Keeps a range in the cache on disk, if the file lies in a store, and what reading it has to check. Returns the
-    /// bytes that were there.
+    /// Keeps a range of a file in a store in the cache on disk, with the header that a read of it checks. Returns the
+    /// number of bytes that were there.
     pub fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
         self.handle.keep_on_disk(match self.file.deferred.get() {
             None => range,

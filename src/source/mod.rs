@@ -8,7 +8,7 @@
 //! A path that a directory or a file contains (a symbolic link, an index) is opened beneath its [`Root`] by the
 //! kernel (`openat2`). It cannot lead out of the directory that the user named.
 //!
-//! What a parser deduced about a file in a store, instead of reading it, is compared by `deferred_checks`.
+//! `deferred_checks` compares the headers that a parser deduced, and did not read, of a file in a store.
 
 mod deferred_checks;
 #[cfg(feature = "remote")]

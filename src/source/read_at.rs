@@ -18,8 +18,8 @@ pub trait ReadAt: Send + Sync {
         targets.iter_mut().try_for_each(|(offset, target)| self.read_exact_at(target, *offset))
     }
 
-    /// The place for the checks of headers that a parser leaves unread, where each small read takes long. `None` if
-    /// headers are to be read. Once the checks are there, reads make them.
+    /// The slot for checks of headers that a parser leaves unread in a file of a store. `None` if the parser must read
+    /// the headers. Once the slot is filled, reads make the checks.
     fn deferred_checks(&self) -> Option<&OnceLock<DeferredChecks>> {
         None
     }

@@ -145,7 +145,7 @@ impl DirectoryStore {
         self.with_known_change_time(path, metadata)
     }
 
-    /// The metadata of a directory with the time of the last change that is known. Reads nothing.
+    /// The metadata of a directory with the time of its last known change. Reads nothing.
     pub fn with_known_change_time(&self, path: &Path, mut metadata: FileMetadata) -> FileMetadata {
         if let Some(changed) = self.context.last_change(path)
             && changed > metadata.mtime

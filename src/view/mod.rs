@@ -138,8 +138,8 @@ impl View {
         Ok(self.directories.with_change_time(&path, self.root().metadata(&path)?))
     }
 
-    /// The metadata of the root of a store as it was last seen; `None` of any other source. Sends no request: the kernel
-    /// asks for the root before it passes on what needs no source, such as statistics.
+    /// The metadata of the root of a store as it was last seen; `None` for any other source. Sends no request: the
+    /// kernel looks up the root even before reads that need no source, such as those of statistics.
     pub fn known_store_root(&self) -> Option<FileMetadata> {
         let root = self.source_path(Path::new(""));
         if self.root().descriptor().is_some() {

@@ -75,7 +75,7 @@ fn a_passed_through_file_fails_as_the_original() {
     }
 }
 
-/// A directory whose only checkpoint cannot be read is not one without a checkpoint.
+/// The directory is not reported as one without a checkpoint.
 #[test]
 fn a_pickle_that_cannot_be_read_is_an_error_of_that_file() {
     let folder = tempfile::tempdir().unwrap();

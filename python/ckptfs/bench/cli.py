@@ -103,9 +103,9 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         remedy = "run it as root, or leave --cold out: then only the files of the checkpoint are evicted"
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
     if _ckptfs.is_source_url(path):
-        words = shlex.quote(path)
+        quoted = shlex.quote(path)
         raise error(f"{path}: lies in a store, and bench measures files of this machine",
-                    f"ckptfs export {words} exported.safetensors && ckptfs bench exported.safetensors")  # fmt: skip
+                    f"ckptfs export {quoted} exported.safetensors && ckptfs bench exported.safetensors")  # fmt: skip
     with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
     # A wrong path is reported first: installing torch would not help.

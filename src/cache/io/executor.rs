@@ -22,9 +22,9 @@ const STORE_THREAD_COUNT: usize = 64;
 /// Threads of a store that prefetch. Each fills a part; their parts together take at most half the default memory limit.
 pub const STORE_PREFETCH_THREAD_COUNT: usize = 32;
 
-/// The part of the memory limit that allows a thread of a store. Where no buffer is free, the thread takes scratch memory
-/// beside the limit.
-const STORE_THREAD_LIMIT_BYTES: u64 = 3 << 20;
+/// Bytes of the memory limit for each thread of a store. A thread without a free buffer takes scratch memory beside the
+/// limit, so a small limit allows few threads.
+const STORE_LIMIT_BYTES_PER_THREAD: u64 = 3 << 20;
 
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,9 +51,9 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// A store that takes so many requests for parts at once. A small memory limit allows fewer.
+    /// A store that serves at most `max_requests` parts at once. A small memory limit allows fewer threads.
     pub fn store(max_requests: usize, memory_limit: u64) -> DeviceKind {
-        let threads = (memory_limit / STORE_THREAD_LIMIT_BYTES) as usize;
+        let threads = (memory_limit / STORE_LIMIT_BYTES_PER_THREAD) as usize;
         let threads = threads.clamp(LOCAL_THREAD_COUNT, STORE_THREAD_COUNT);
         let prefetch_threads = (threads / 2).min(max_requests).min(STORE_PREFETCH_THREAD_COUNT);
         DeviceKind::Store { threads, prefetch_threads }

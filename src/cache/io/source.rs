@@ -230,8 +230,8 @@ impl FileSources {
         Ok(())
     }
 
-    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns where
-    /// in the buffer the range lies: as far from a whole page as in the source.
+    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns
+    /// the place of the range in the buffer: its offset in a page is that in the source.
     pub fn read_run(
         &self,
         source: BlockSource,

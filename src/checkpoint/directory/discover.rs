@@ -64,7 +64,7 @@ pub fn candidates_among(root: &Arc<Root>, directory: &Path, names: &[String]) ->
     let mut found = candidates_by_name(root, directory, names, &is_training_file);
     found.retain(|candidate| {
         let name = &candidate.name;
-        // A file that cannot be read stays, so that opening it reports why. A file that is called safetensors stays
+        // A file that cannot be read stays, so that opening it reports why. A file with a name of safetensors stays,
         // whatever it holds.
         let is_named_safetensors = name.ends_with(".safetensors") || name.ends_with(".sft");
         is_named_safetensors

@@ -40,7 +40,7 @@ pub fn nested_training_folder(
     nested.fsdp().or_else(|| nested.latest(names)).or_else(|| nested.verl())
 }
 
-/// The subfolder that `latest` names, if it is not there.
+/// The subfolder that `latest` names, if it does not exist.
 pub fn missing_tag(
     root: &Arc<Root>,
     directory: &Path,
@@ -93,12 +93,12 @@ impl NestedFolder<'_> {
         is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(&tag) })
     }
 
-    /// The name in the file `latest`, if that can be read and has the name of a subfolder.
+    /// The subfolder that `latest` names; `None` if the file cannot be read.
     fn tag(&self, names: &[String]) -> Option<String> {
         self.read_tag(names).ok()?
     }
 
-    /// The name in the file `latest`, if there is one and it has the name of a subfolder.
+    /// Reads the subfolder that `latest` names; `None` without the file, or if it holds no folder name.
     fn read_tag(&self, names: &[String]) -> Result<Option<String>, SourceError> {
         if !names.iter().any(|name| name == LATEST_NAME) {
             return Ok(None);

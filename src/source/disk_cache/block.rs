@@ -23,7 +23,7 @@ const MAGIC: [u8; 8] = *b"ckptfs 2";
 /// Bytes of the header: a page.
 pub const HEADER_BYTES: usize = 4096;
 
-/// Bytes that the file of a block takes beside the block's: its header, and the rest of its first and last page.
+/// Bytes that the file of a block takes in addition to the block: its header, and the rest of its first and last page.
 pub const BLOCK_OVERHEAD_BYTES: u64 = 3 * HEADER_BYTES as u64;
 
 /// Bytes that one checksum covers, and so the least that a read compares. They begin at multiples of this in the object.
@@ -67,8 +67,8 @@ pub fn parse_block_name(name: &str) -> Option<Range<u64>> {
     (len > 0 && len <= MAX_BLOCK_BYTES && block_name(&range) == name).then_some(range)
 }
 
-/// The place in the file of a byte of the block. It has the same offset in its page as in the object: direct reads then
-/// reach aligned memory.
+/// The offset in the file of a byte of the block. Its offset in a page is the same as in the object, so that direct
+/// reads can fill aligned memory.
 pub fn file_offset(range: &Range<u64>, at: u64) -> u64 {
     let page = HEADER_BYTES as u64;
     page + range.start % page + (at - range.start)
@@ -110,7 +110,7 @@ pub struct BlockWriter {
 impl BlockWriter {
     /// Begins a block at an offset of an object.
     pub fn create(folder: &Path, start: u64) -> io::Result<BlockWriter> {
-        // For filesystems without nameless files. A second writer of the same start gets another hidden name.
+        // For filesystems without unnamed files (O_TMPFILE). A second writer of this start gets another hidden name.
         let name = format!("{start:012x}");
         let file = TempFile::create(folder, Some(OsStr::new(&name)), Mode::RUSR | Mode::WUSR)?;
         let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);

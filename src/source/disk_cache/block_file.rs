@@ -1,4 +1,4 @@
-//! The file of a block: read past the page cache, into place where that is aligned.
+//! The file of a block. Reads bypass the page cache, and fill aligned targets in place.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -18,14 +18,14 @@ use crate::source::page_cache::count_cached_pages;
 use super::block::{BlockError, HEADER_BYTES};
 use super::read_spans::{PAGE_BYTES, Span, plan_spans};
 
-/// Bytes that are read and compared at a time. A block in memory has 1 MiB; with the rest of its first and last
-/// checksum's bytes, it needs one read.
+/// Bytes that are read and compared at a time. A block in memory has 1 MiB. With all bytes that its first and
+/// last checksum cover, it takes one read.
 pub const READ_BYTES: u64 = 2 << 20;
 
-/// Bytes between the header and the first read that are read with both: that is shorter than two reads.
+/// The largest gap between the header and the first bytes that one read covers: that is faster than two reads.
 pub const MAX_GAP_BYTES: u64 = 128 << 10;
 
-/// Scratch memory of a thread. What a read needs not takes no memory.
+/// Scratch memory of a thread. Pages that no read touches take no memory.
 const SCRATCH_BYTES: usize = HEADER_BYTES + (MAX_GAP_BYTES + READ_BYTES) as usize + 2 * PAGE_BYTES;
 
 /// How often a block that is read is marked as used: eviction needs no finer times.
@@ -41,7 +41,7 @@ pub struct OpenBlockFile {
     file: File,
     /// Whether its reads bypass the page cache.
     is_direct: bool,
-    /// The same file for cached pages.
+    /// The same file for buffered reads; `None` if it cannot be opened.
     buffered: OnceLock<Option<File>>,
 }
 
@@ -61,7 +61,7 @@ impl OpenBlockFile {
         self.file.metadata()
     }
 
-    /// Reads a range, which begins at a page, into spans, and copies to the targets what `check` finds right.
+    /// Reads a range, which begins at a page, into spans. Copies them to the targets if `check` accepts them.
     pub fn read<'a, T>(
         &self,
         range: &Range<u64>,
@@ -82,7 +82,7 @@ impl OpenBlockFile {
         })
     }
 
-    /// Reads cached pages from the page cache, and others past it: blocks take no memory twice.
+    /// Reads cached pages from the page cache, and others directly: no byte is cached twice.
     fn fill(&self, range: &Range<u64>, spans: &mut [Span<'_>]) -> io::Result<()> {
         let len = (range.end - range.start) as usize;
         let is_cached = || {
@@ -91,7 +91,7 @@ impl OpenBlockFile {
         };
         if self.is_direct && !is_cached() {
             let mut slices: Vec<_> = spans.iter_mut().map(Span::as_io_slice).collect();
-            // Whatever the filesystem cannot do directly, it does through the page cache.
+            // What cannot be read directly is read through the page cache.
             if preadv(&self.file, &mut slices, range.start).is_ok_and(|read| read >= len) {
                 return Ok(());
             }
@@ -113,7 +113,7 @@ impl OpenBlockFile {
         let open = || {
             let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-            // Each read states what it needs.
+            // Readahead would be waste: each read asks for all that it needs.
             let _ = fadvise(&file, 0, None, Advice::Random);
             Some(File::from(file))
         };

@@ -23,7 +23,7 @@ pub struct BlockReader {
 
 impl BlockReader {
     /// Opens the block of a range, and compares its header. The same read of the disk fills the targets in the first
-    /// bytes of `part`, if these are near.
+    /// bytes of `part`, if these lie near the header.
     pub fn open(
         path: &Path,
         object: &ObjectId,
@@ -48,7 +48,7 @@ impl BlockReader {
                 spans,
                 file_offset(range, first.start),
                 &first,
-                following(&checksums, range, first.start),
+                checksums_from(&checksums, range, first.start),
             )?;
             Ok(checksums)
         })?;
@@ -101,7 +101,7 @@ impl BlockReader {
                 spans,
                 start - file_range.start,
                 step,
-                following(&self.checksums, &self.range, step.start),
+                checksums_from(&self.checksums, &self.range, step.start),
             )
         })
     }
@@ -115,12 +115,12 @@ fn step(block: &Range<u64>, part: &Range<u64>, at: u64) -> Range<u64> {
 }
 
 /// The checksums of a block from a position on.
-fn following<'a>(checksums: &'a [u32], block: &Range<u64>, at: u64) -> &'a [u32] {
+fn checksums_from<'a>(checksums: &'a [u32], block: &Range<u64>, at: u64) -> &'a [u32] {
     let number = at / CHECKED_BYTES - block.start / CHECKED_BYTES;
     checksums.get(number as usize..).unwrap_or_default()
 }
 
-/// The parts of the targets in a step, each with its place in the file of the block.
+/// The parts of the targets in a step, each with its offset in the file of the block.
 fn targets_in<'a>(
     block: &Range<u64>,
     step: &Range<u64>,
@@ -134,7 +134,7 @@ fn targets_in<'a>(
     })
 }
 
-/// Compares pieces with their checksums. The first begins in the spans behind `skipped` bytes.
+/// Compares pieces with their checksums. The first piece begins after `skipped` bytes of the spans.
 fn compare(
     spans: &[Span<'_>],
     skipped: u64,
@@ -196,7 +196,7 @@ mod tests {
             assert_eq!(parse_block_name(&block_name(&range)), Some(range.clone()));
             let path = dir.path().join(block_name(&range));
             let block = open(&path, &OBJECT, &range).unwrap();
-            // Memory at whole pages is read in place.
+            // Page-aligned memory is filled in place.
             let mut memory = MmapMut::map_anon(4 << 20).unwrap();
             for (from, to) in [(0, len), (len / 3, len), (len / 2, len / 2 + 1), (0, 1)] {
                 let part = 1000 + from as u64..1000 + to as u64;

@@ -17,7 +17,7 @@ use crate::threads::lock;
 
 use super::block::{BLOCK_OVERHEAD_BYTES, BlockError};
 use super::block_reader::BlockReader;
-use super::ledger::{RoomAnswer, SpaceLedger};
+use super::ledger::{RoomDecision, SpaceLedger};
 use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
 use super::object::CachedObject;
@@ -29,7 +29,7 @@ const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero
 /// The pause of writes after a failure, so that a full disk is not tried for each block.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A block's path, with the process that opens it: in a forked child, no thread may be left to fill a slot.
+/// The path of a block, and the process that opened it: a forked child may lack the thread that fills a slot.
 type BlockKey = (u32, PathBuf);
 
 /// A block, empty until it is open. Other readers wait for the one that opens it.
@@ -166,19 +166,19 @@ impl DiskCache {
         if lock(&self.paused_until).is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        let answer = match self.ledger.request(bytes) {
-            RoomAnswer::MeasureDisk => {
+        let decision = match self.ledger.request(bytes) {
+            RoomDecision::MeasureDisk => {
                 let Ok(free) = self.free_bytes() else { return false };
                 self.ledger.set_free(free);
                 self.ledger.request(bytes)
             }
-            answer => answer,
+            decision => decision,
         };
-        // A measurement that is old already is of a slow disk, and the next block measures again.
-        answer != RoomAnswer::ScanFolder || self.scan_and_evict(bytes)
+        // If the new measurement is old already, the disk is slow. The next block measures again.
+        decision != RoomDecision::ScanFolder || self.scan_and_evict(bytes)
     }
 
-    /// Scans the folder, and evicts blocks where bytes that will be written lack room. False if there is none.
+    /// Scans the folder, and evicts blocks to make room for bytes. False if there is still no room.
     fn scan_and_evict(&self, bytes: u64) -> bool {
         let folders = object_folders(&self.folder);
         let mut used = folders.iter().map(ObjectFolder::disk_bytes).sum();
@@ -205,8 +205,8 @@ impl DiskCache {
         self.ledger.add_written(bytes);
     }
 
-    /// What the cache lacks to keep `missing` bytes in `block_count` blocks, without an eviction of `kept` bytes that it
-    /// has; `None` if there is room.
+    /// What the cache lacks to add `missing` bytes in `block_count` blocks without evicting `kept` bytes that it has;
+    /// `None` if there is room.
     pub fn find_shortage(
         &self,
         kept: u64,

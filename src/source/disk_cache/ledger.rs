@@ -1,4 +1,4 @@
-//! The room that a process knows of: bytes of all blocks, and bytes that are free on their disk.
+//! The space that a process knows of: bytes of all blocks, and bytes that are free on their disk.
 //!
 //! Its lock is held for arithmetic alone. The caller measures the disk and scans the folder between two calls.
 
@@ -18,9 +18,9 @@ const FREE_SPACE_AGE: Duration = Duration::from_secs(1);
 /// The time after which a scan counts as abandoned: a forked child lacks the thread that began it.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The answer to a request for room.
+/// The decision on a request for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RoomAnswer {
+pub enum RoomDecision {
     /// There is room, or a scan of another thread will make it.
     Granted,
     /// The free space is unknown or old: measure it, and ask again.
@@ -53,22 +53,22 @@ impl SpaceLedger {
 
     /// Asks for room for bytes that will be written. One thread at a time is told to scan. Meanwhile the others write
     /// without asking, which exceeds the limit by no more than writers of another process do.
-    pub fn request(&self, bytes: u64) -> RoomAnswer {
+    pub fn request(&self, bytes: u64) -> RoomDecision {
         let mut space = lock(&self.space);
         let is_younger = |at: Option<Instant>, age| at.is_some_and(|at| at.elapsed() < age);
         if is_younger(space.scanning_since, SCAN_TIMEOUT) {
-            return RoomAnswer::Granted;
+            return RoomDecision::Granted;
         }
         if !is_younger(space.measured_at, FREE_SPACE_AGE) {
-            return RoomAnswer::MeasureDisk;
+            return RoomDecision::MeasureDisk;
         }
         let is_recent = space.written.is_some_and(|written| written < RESCAN_BYTES);
         if is_recent && self.limits.has_room(space.used, space.free, bytes) {
-            return RoomAnswer::Granted;
+            return RoomDecision::Granted;
         }
         space.scanning_since = Some(Instant::now());
         space.written = Some(0);
-        RoomAnswer::ScanFolder
+        RoomDecision::ScanFolder
     }
 
     /// Records the free space of the disk.
@@ -105,38 +105,38 @@ mod tests {
     #[test]
     fn the_disk_is_measured_and_the_folder_scanned_once_for_many_blocks() {
         let ledger = ledger();
-        assert_eq!(ledger.request(10), RoomAnswer::MeasureDisk);
+        assert_eq!(ledger.request(10), RoomDecision::MeasureDisk);
         ledger.set_free(5000);
-        assert_eq!(ledger.request(10), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
         ledger.end_scan(500, 5000);
         for _ in 0..50 {
-            assert_eq!(ledger.request(10), RoomAnswer::Granted);
+            assert_eq!(ledger.request(10), RoomDecision::Granted);
             ledger.add_written(10);
         }
-        assert_eq!(ledger.request(10), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
     }
 
     #[test]
     fn writers_do_not_wait_for_a_scan_and_what_they_write_counts() {
         let ledger = ledger();
         ledger.set_free(5000);
-        assert_eq!(ledger.request(10), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
         // Another thread, while the first one scans.
-        assert_eq!(ledger.request(10), RoomAnswer::Granted);
+        assert_eq!(ledger.request(10), RoomDecision::Granted);
         ledger.add_written(10);
         ledger.end_scan(985, 5000);
-        assert_eq!(ledger.request(5), RoomAnswer::Granted);
-        assert_eq!(ledger.request(6), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(5), RoomDecision::Granted);
+        assert_eq!(ledger.request(6), RoomDecision::ScanFolder);
     }
 
     #[test]
-    fn what_is_written_fills_the_disk_before_it_is_measured_again() {
+    fn written_bytes_count_before_the_disk_is_measured_again() {
         let ledger = ledger();
         ledger.set_free(130);
-        assert_eq!(ledger.request(10), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
         ledger.end_scan(0, 130);
-        assert_eq!(ledger.request(30), RoomAnswer::Granted);
+        assert_eq!(ledger.request(30), RoomDecision::Granted);
         ledger.add_written(30);
-        assert_eq!(ledger.request(1), RoomAnswer::ScanFolder);
+        assert_eq!(ledger.request(1), RoomDecision::ScanFolder);
     }
 }

@@ -31,7 +31,7 @@ pub struct SpaceUse {
     pub free: u64,
 }
 
-/// What the cache lacks to keep some bytes all together.
+/// What the cache lacks to keep some bytes at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheShortage {
     /// The limit is too small.
@@ -89,7 +89,7 @@ impl CacheOptions {
 }
 
 impl DiskLimits {
-    /// What is lacking for `missing` more bytes, if the `kept` ones among those used must not be evicted.
+    /// What is lacking for `missing` more bytes, if `kept` of the used bytes must not be evicted.
     pub fn find_shortage(
         &self,
         SpaceUse { used, free }: SpaceUse,
@@ -102,11 +102,11 @@ impl DiskLimits {
             // An eviction removes more than it must.
             shortage => (shortage + self.eviction_margin()).saturating_sub(evictable),
         };
-        let disk_lacks = lacks(self.under(free, missing));
+        let disk_lacks = lacks(self.disk_shortage(free, missing));
         if disk_lacks > 0 {
             return Some(CacheShortage::Disk { missing_bytes: disk_lacks });
         }
-        if lacks(self.over(used, missing)) == 0 {
+        if lacks(self.limit_excess(used, missing)) == 0 {
             return None;
         }
         let needed_bytes = kept.saturating_add(missing);
@@ -125,16 +125,16 @@ impl DiskLimits {
     }
 
     fn shortage(&self, used: u64, free: u64, needed: u64) -> u64 {
-        self.over(used, needed).max(self.under(free, needed))
+        self.limit_excess(used, needed).max(self.disk_shortage(free, needed))
     }
 
     /// Bytes by which `needed` more exceed the limit.
-    fn over(&self, used: u64, needed: u64) -> u64 {
+    fn limit_excess(&self, used: u64, needed: u64) -> u64 {
         used.saturating_add(needed).saturating_sub(self.max_bytes)
     }
 
-    /// Bytes that the disk has too few of for `needed` more.
-    fn under(&self, free: u64, needed: u64) -> u64 {
+    /// Bytes that the disk lacks for `needed` more.
+    fn disk_shortage(&self, free: u64, needed: u64) -> u64 {
         self.min_free_bytes.saturating_add(needed).saturating_sub(free)
     }
 

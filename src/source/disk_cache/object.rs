@@ -17,7 +17,7 @@ use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_b
 use super::folder::DiskCache;
 use super::{CachedVersion, ObjectId};
 
-/// The least time between two listings for blocks of other processes. A miss costs a request, and a listing is faster.
+/// The time before a miss lists the blocks of other processes again: a miss costs a request, and a listing is faster.
 const RELIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Blocks that are tried for one position. They overlap where two processes read differently.
@@ -196,7 +196,7 @@ pub(super) fn covered_bytes(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
     covered
 }
 
-/// Bytes of a range that blocks in order have. Blocks are short, so all that start far before it are skipped.
+/// Bytes of a range that sorted blocks cover. Blocks are short, so all that start far before it are skipped.
 fn bytes_within(blocks: &[Range<u64>], range: &Range<u64>) -> u64 {
     let first = range.start.saturating_sub(MAX_BLOCK_BYTES);
     let first = blocks.partition_point(|block| block.start < first);
@@ -208,8 +208,8 @@ impl KnownBlocks {
     /// The block that has a position and reaches furthest.
     fn find(&self, at: u64) -> Option<Range<u64>> {
         let before = self.ends.range(..=at).rev().take(MAX_CANDIDATES);
-        let has_it = before.map(|(&start, &end)| start..end).filter(|block| at < block.end);
-        has_it.max_by_key(|block| block.end)
+        let covering = before.map(|(&start, &end)| start..end).filter(|block| at < block.end);
+        covering.max_by_key(|block| block.end)
     }
 }
 

@@ -3,13 +3,13 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-/// Direct reads fill whole pages, at addresses of whole pages.
+/// Direct reads fill whole pages, at page-aligned addresses.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Bytes of a target that are worth a span of their own; fewer are copied.
+/// Minimum bytes of a target that are read in place; fewer are copied.
 const MIN_IN_PLACE_BYTES: usize = 32 << 10;
 
-/// Spans of one read; the kernel takes 1024.
+/// Maximum spans of one read; the kernel accepts 1,024.
 const MAX_SPANS: usize = 64;
 
 /// Memory that adjacent bytes of a file are read into.
@@ -25,7 +25,7 @@ impl<'a> Span<'a> {
         IoSliceMut::new(self.bytes)
     }
 
-    /// Copies the bytes that were read to where they belong.
+    /// Copies the bytes that were read to their targets.
     pub fn copy_out(&mut self) {
         for (offset, target) in &mut self.copies {
             target.copy_from_slice(&self.bytes[*offset..*offset + target.len()]);
@@ -34,7 +34,7 @@ impl<'a> Span<'a> {
 }
 
 /// Divides a range of a file, which begins at a page, into spans. Targets lie in it, in order, each with its offset in
-/// the file. The scratch memory has whole pages, and room for the range.
+/// the file. The scratch memory is page-aligned, and has room for the range.
 pub fn plan_spans<'a>(
     range: &Range<u64>,
     targets: impl Iterator<Item = (u64, &'a mut [u8])>,
@@ -66,7 +66,7 @@ pub fn plan_spans<'a>(
 
 struct SpanList<'a> {
     spans: Vec<Span<'a>>,
-    /// Of bytes behind `end`.
+    /// Targets of bytes after `end`.
     copies: Vec<(u64, &'a mut [u8])>,
     end: u64,
     scratch: &'a mut [u8],

@@ -1,4 +1,4 @@
-//! Answers of servers: what their headers say, and the bodies that are read whole, within limits.
+//! Answers of servers: their headers, and bodies that are read whole, within limits.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use super::failure::TransportError;
 use super::listing_filter::remove_unusable_names;
 
-/// The longest time that a server can ask to wait, in one answer.
+/// The longest wait that one answer of a server can ask for.
 const MAX_RETRY_AFTER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The longest answer that is no part of an object: a thousand names take less than a MiB.
@@ -18,10 +18,10 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// The longest answer with a reason for an error: stores send some hundred bytes.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// A whole answer takes at most this many times the longest stall: a page of names has less than a MiB.
+/// Stall timeouts that a whole answer may take: a page of names has less than a MiB.
 const WHOLE_ANSWER_STALLS: u32 = 3;
 
-/// Encodings that change no byte of an object. The second is what some stores keep of the way in which it was uploaded.
+/// Encodings that change no byte of an object. Some stores keep `aws-chunked` from an upload in chunks.
 const HARMLESS_ENCODINGS: [&str; 3] = ["identity", "aws-chunked", ""];
 
 /// The longest encoding that a message shows.
@@ -38,7 +38,7 @@ pub fn check_status(status: StatusCode, headers: &HeaderMap) -> Result<(), Trans
     }
 }
 
-/// Fails if a successful answer cannot be that of an object as it is stored.
+/// Fails if a successful answer cannot have the bytes of an object as they are stored.
 pub fn check_headers(method: &Method, headers: &HeaderMap) -> Result<(), TransportError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let is_size =
@@ -49,7 +49,7 @@ pub fn check_headers(method: &Method, headers: &HeaderMap) -> Result<(), Transpo
             false => Err(TransportError::ImpossibleSize),
         };
     }
-    // The client of stores adds 1 to the last byte.
+    // The client of stores adds 1 to the last byte, which must not overflow.
     let range = text(CONTENT_RANGE).and_then(|range| range.trim().strip_prefix("bytes "));
     if range.is_some_and(|range| range.split(['-', '/']).any(|number| !is_size(number))) {
         return Err(TransportError::ImpossibleSize);
@@ -79,9 +79,9 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(wait.min(MAX_RETRY_AFTER_INTERVAL))
 }
 
-/// Reads the start of an answer whose status is an error. The status decides: what comes too late, or after that, is left
-/// out.
-pub async fn error_answer(mut body: reqwest::Body, limit: Duration) -> bytes::Bytes {
+/// Reads the start of an answer whose status is an error. The rest, and bytes that come too late, are left
+/// out: the status decides.
+pub async fn read_error_answer(mut body: reqwest::Body, limit: Duration) -> bytes::Bytes {
     let mut start = Vec::new();
     let read = async {
         while let Some(Ok(frame)) = body.frame().await
@@ -97,7 +97,7 @@ pub async fn error_answer(mut body: reqwest::Body, limit: Duration) -> bytes::By
 }
 
 /// Reads a whole answer that is no part of an object. A listing loses the names that cannot be shown.
-pub async fn whole_answer(
+pub async fn read_whole_answer(
     body: reqwest::Body,
     stall_timeout: Duration,
 ) -> Result<bytes::Bytes, TransportError> {
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_the_bytes_that_are_stored() {
+    fn answers_with_changed_bytes_are_refused() {
         let check = |method, name: http::HeaderName, value: &str| {
             check_headers(&method, &HeaderMap::from_iter([(name, value.parse().unwrap())]))
         };

@@ -1,4 +1,4 @@
-//! The clients of the clouds' stores and of web servers, made from the user's settings.
+//! The clients of clouds' stores and of web servers, built from the user's settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,12 +77,12 @@ pub fn endpoint_of(kind: StoreKind) -> String {
     names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default()
 }
 
-/// Failed requests are sent again by us, which resume where they broke.
+/// Disables retries of the client: reads retry failed requests themselves, and resume where they broke.
 fn no_retries() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
-/// The client of a store, by the settings of its cloud. Records in `authorization` what is to be renewed.
+/// Builds the client of a store from the settings of its cloud. Records in `authorization` the credentials to renew.
 pub fn build_client(
     url: &SourceUrl,
     options: &RemoteOptions,

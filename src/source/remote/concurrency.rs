@@ -114,7 +114,7 @@ impl ConcurrencyController {
             return;
         }
         self.limit = (self.limit / 2).max(1);
-        // What was found out about more requests says nothing about half as many.
+        // Measurements of more requests say nothing about half as many.
         (self.before, self.hold_rounds) = (None, 0);
         self.busy_until = Some(now + BUSY_HOLD_TIMEOUT);
         self.round = Round::default();

@@ -81,7 +81,7 @@ pub enum RemoteError {
         /// Why it is not followed.
         why: &'static str,
     },
-    /// A redirect to something that no web server has.
+    /// A redirect to a scheme other than http and https.
     #[error(
         "the server redirects to {target}, which is neither http:// nor https:// and is not followed"
     )]
@@ -97,16 +97,16 @@ pub enum RemoteError {
     /// The server does not serve parts of objects.
     #[error("the server does not answer ranges of bytes")]
     NoRanges,
-    /// The server sends an object in another form than it is stored in.
+    /// The server sends an object in another encoding than it is stored in.
     #[error(
-        "the server sends it compressed or changed (Content-Encoding: {encoding}), so parts of it are no parts of the file"
+        "the server sends it compressed or changed (Content-Encoding: {encoding}), so its ranges are not those of the file"
     )]
     Encoded {
         /// The encoding that the server states.
         encoding: String,
     },
-    /// An object that no file can have the size of.
-    #[error("the server states an impossible size, of 2^63 bytes or more, or none")]
+    /// An object of a size that no file can have.
+    #[error("the server states an impossible size: 2^63 bytes or more, or no number")]
     ImpossibleSize,
     /// The server lists no directories.
     #[error("this server lists no directories")]
@@ -117,7 +117,7 @@ pub enum RemoteError {
     /// An answer that is no part of an object, and too long.
     #[error("the server's answer is longer than {} MiB", .limit >> 20)]
     AnswerTooLong {
-        /// The most bytes that such an answer may have.
+        /// Maximum bytes of such an answer.
         limit: usize,
     },
     /// No request may be sent, and the cache on disk has not all that is needed.

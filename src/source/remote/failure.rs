@@ -1,4 +1,4 @@
-//! Failures of requests: what the client of a store reports, by the reaction that it needs.
+//! Failures of requests, sorted by the reaction that they need.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub enum StoreFailure {
 }
 
 impl StoreFailure {
-    /// A failure of which the same request may succeed later.
+    /// A failure after which the same request may succeed.
     pub fn transient(message: impl Into<String>) -> StoreFailure {
         StoreFailure::Transient { message: message.into(), retry_after: None }
     }
@@ -48,7 +48,7 @@ impl From<CredentialError> for RemoteError {
     }
 }
 
-/// The reason that a request has no answer that its store can use.
+/// The reason that a request has no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The server is overloaded, or failed.
@@ -68,10 +68,10 @@ pub enum TransportError {
     /// A redirect that is not followed.
     #[error("a redirect to {host} is not followed")]
     Redirect { host: String, why: &'static str },
-    /// A redirect to something that no web server has.
+    /// A redirect to a scheme other than http and https.
     #[error("a redirect to {0} is not followed")]
     RedirectScheme(String),
-    /// An object in another form than it is stored in.
+    /// An answer in another encoding than the object is stored in.
     #[error("the answer has the Content-Encoding {0}")]
     Encoded(String),
     /// An object of a size that no file has.
@@ -80,7 +80,7 @@ pub enum TransportError {
     /// An answer that is no part of an object, and longer than this many bytes.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
-    /// A name that is one of a directory: the server redirects to it with a slash.
+    /// The name of a directory: the server redirects to it with a slash.
     #[error("it is a directory, which this server does not list")]
     NoListing,
     /// The bucket is in another region.
@@ -209,14 +209,14 @@ fn find_source<'a, E: std::error::Error + 'static>(
     None
 }
 
-/// The longest text of the client that a message has.
+/// The longest text of the client that a message shows.
 const MAX_DETAIL_CHARS: usize = 200;
 
 /// The longest code of a store, such as `InvalidAccessKeyId`.
 const MAX_CODE_BYTES: usize = 40;
 
-/// An error on one line. Of an answer, only its status and its code: servers repeat what they were sent, credentials
-/// and query strings among it.
+/// Formats an error on one line. An answer is reduced to its status and code: servers repeat what they were sent, such
+/// as credentials and query strings.
 fn describe(error: &dyn std::error::Error) -> String {
     let text = error.to_string();
     if let Some((_, answer)) = text.split_once("status code: ") {

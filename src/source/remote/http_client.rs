@@ -11,10 +11,10 @@ use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_add
 use super::failure::TransportError;
 use super::options::RemoteOptions;
 
-/// Objects are read as they are stored: parts of a compressed answer are no parts of a file.
+/// Objects are read as they are stored: ranges of a compressed answer are not those of the file.
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
-/// Connections that are kept to each host: as many as parts are read at once.
+/// Idle connections that are kept to each host: as many as the parts that are read at once.
 const MAX_IDLE_CONNECTIONS: usize = 64;
 
 /// Variables by which a container says where its credentials are.

@@ -67,7 +67,7 @@ impl StoreListing {
             tracing::warn!(
                 count = unversioned.len(),
                 name,
-                "objects in {directory:?} are not shown: the store states neither an ETag nor a time of them"
+                "objects in {directory:?} are not shown: the store states neither an ETag nor a time for them"
             );
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! Removes from a store's listing the names and sizes that no file can have, so that the others are shown.
+//! Removes from a store's listing the entries whose name or size no file can have, so that the others are shown.
 //!
-//! The client of stores refuses a whole page for one key with `//`, a segment `.` or `..`, a control character, or a
-//! reference that XML does not have, such as `&#0;`. For one size too, which it cannot parse.
+//! The client of stores refuses a whole page for one key with `//`, a segment `.` or `..`, a control character, or an
+//! invalid XML reference, such as `&#0;`. It also refuses a page for one size that it cannot parse.
 
 use std::borrow::Cow;
 
@@ -18,10 +18,10 @@ const ENTRY_ELEMENTS: [&[u8]; 5] =
 /// The elements directly in those that state the name.
 const NAME_ELEMENTS: [&[u8]; 4] = [b"Key", b"Prefix", b"Name", b"href"];
 
-/// The elements, at any depth in those, that state the size of an object.
+/// The elements, at any depth of an entry, that state the size of an object.
 const SIZE_ELEMENTS: [&[u8]; 3] = [b"Size", b"Content-Length", b"getcontentlength"];
 
-/// The most names that are kept for a message, and the most characters of each.
+/// Maximum names in a message, and maximum characters of each.
 const MAX_SHOWN_NAMES: usize = 3;
 const MAX_SHOWN_CHARS: usize = 200;
 
@@ -41,8 +41,8 @@ struct Entry {
     is_unusable: bool,
 }
 
-/// A page of a listing without the entries that cannot be shown; `None` if there are none. What is no listing is left as
-/// it is.
+/// A page of a listing without the entries that cannot be shown; `None` if there are none. Other documents are left as
+/// they are.
 pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
     let mut reader = Reader::from_reader(xml);
     let (mut kept, mut removed_names) = (Vec::new(), Vec::new());
@@ -103,12 +103,12 @@ pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
     (removed_count > 0).then_some(FilteredListing { kept, removed_count, removed_names })
 }
 
-/// Whether a key leads to a name. The client of stores would remove a slash at its start, and read another key.
+/// Whether a key can be a path. The client of stores would remove a slash at its start, and read another key.
 fn is_usable_key(key: &str) -> bool {
     !key.starts_with('/') && ObjectPath::parse(key).is_ok()
 }
 
-/// Whether an object can have a size. Directories of some servers have none.
+/// Whether a file can have a size. Some servers state an empty one for directories.
 fn is_usable_size(size: &str) -> bool {
     let size = size.trim();
     size.is_empty() || size.parse::<u64>().is_ok_and(|size| i64::try_from(size).is_ok())
@@ -116,7 +116,7 @@ fn is_usable_size(size: &str) -> bool {
 
 /// Whether an address leads to a name without slashes in it.
 fn is_usable_href(href: &str) -> bool {
-    // It would name a host.
+    // A URL that begins so names a host.
     if href.starts_with("//") {
         return false;
     }

@@ -5,7 +5,7 @@
 //! answer is compared with it: length, range and ETag. `retry` resumes a read that broke where it broke.
 //!
 //! `transport` is the one place where requests are sent, by the clients of `http_client`. `answer` checks what comes back,
-//! `listing_filter` removes unusable names from it, and `redirect` decides what is followed. `addresses` bounds what is
+//! `listing_filter` removes unusable names from it, and `redirect` decides what is followed. `addresses` limits what is
 //! connected to. `client` makes the client of a store, with the credentials that `credentials` finds, and `store` sends its
 //! requests. `listing` has the known names of directories.
 

@@ -1,4 +1,4 @@
-//! Pages that small reads fetch: a parser reads a header, or the entries at the end of a zip, and returns to them.
+//! Pages that small reads fetch: a parser reads a header, or the entries at the end of a zip file, more than once.
 //!
 //! All open files of a process share them, so that they take a bounded amount of memory.
 
@@ -13,19 +13,19 @@ use crate::threads::lock;
 /// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
 pub const PAGE_BYTES: u64 = 64 << 10;
 
-/// Pages that are kept: 8 MiB. Two for each thread that reads headers are in use at once.
+/// Maximum pages in memory: 8 MiB. Each thread that reads headers uses two of them at once.
 const MAX_PAGE_COUNT: NonZeroUsize = NonZeroUsize::new(128).expect("is not zero");
 
-/// Pages that are fetched at once where they are read in order, as for tensors whose values lie apart.
+/// Maximum pages of one request, where pages are read in order, as for strided tensors.
 const MAX_RUN_PAGES: u64 = 32;
 
-/// The pages of all files that were read last.
+/// The most recently used pages of all files.
 static PAGES: LazyLock<Mutex<LruCache<PageKey, PageSlot>>> =
     LazyLock::new(|| Mutex::new(LruCache::new(MAX_PAGE_COUNT)));
 
 static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
 
-/// A page, empty until it was fetched. A reader that needs it waits for the one that fetches it.
+/// A page, empty until it is fetched. A reader that needs it waits for the one that fetches it.
 pub type PageSlot = Arc<Mutex<Option<Vec<u8>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ pub struct FilePages {
     run: Mutex<PageRun>,
 }
 
-/// The pages that were fetched last.
+/// The last run of pages that was fetched.
 #[derive(Debug, Default)]
 struct PageRun {
     end: u64,
@@ -60,7 +60,7 @@ impl FilePages {
         Arc::clone(lock(&PAGES).get_or_insert(key, Default::default))
     }
 
-    /// The number of pages to fetch from a page on: more, the longer pages are read in order.
+    /// The number of pages to fetch from a page on. It grows while pages are read in order.
     pub fn next_run(&self, number: u64) -> u64 {
         lock(&self.run).next(number)
     }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn files_share_a_bounded_number_of_pages_and_take_theirs_with_them() {
+    fn files_share_a_bounded_number_of_pages_and_drop_their_own() {
         let files: Vec<FilePages> = (0..10).map(|_| FilePages::new()).collect();
         let numbers: Vec<u64> = files.iter().map(|file| file.file).collect();
         let count = || lock(&PAGES).iter().filter(|(key, _)| numbers.contains(&key.file)).count();

@@ -1,4 +1,4 @@
-//! Redirects: which are followed, and what their requests lose.
+//! Redirects: which are followed, and which headers another host must not receive.
 
 use http::header::{AUTHORIZATION, COOKIE, HOST, LOCATION, PROXY_AUTHORIZATION};
 use http::{HeaderMap, Method};
@@ -6,13 +6,13 @@ use reqwest::Url;
 
 use super::failure::TransportError;
 
-/// Headers by which a request is authenticated, beside those that begin with `x-amz-` or `x-ms-`.
+/// Headers that authenticate a request, beside those with a prefix of a cloud, such as `x-amz-`.
 const CREDENTIAL_HEADERS: [http::HeaderName; 3] = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION];
 
 /// The longest scheme that a message shows. The longest that is in use has fewer characters.
 const MAX_SCHEME_CHARS: usize = 32;
 
-/// The URL that an answer redirects to; `None` if it states none, or the request is not repeated for it.
+/// The URL that an answer redirects to; `None` if it states none, or the request is neither GET nor HEAD.
 pub fn redirect_target(
     url: &Url,
     method: &Method,
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_web_servers_are_redirected_to() {
+    fn only_redirects_to_web_servers_are_followed() {
         let target = |from: &str, location: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(LOCATION, location.parse().unwrap());

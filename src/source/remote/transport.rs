@@ -19,7 +19,7 @@ use reqwest::Url;
 use crate::source::request_counters::count_request;
 
 use super::addresses::{AddressResolver, AddressRule, literal_address};
-use super::answer::{check_headers, check_status, error_answer, whole_answer};
+use super::answer::{check_headers, check_status, read_error_answer, read_whole_answer};
 use super::failure::TransportError;
 use super::http_client::{
     address_refused, address_rule, client_error, connection_error, http_client,
@@ -157,7 +157,7 @@ impl HttpService for Transport {
             let answer: http::Response<reqwest::Body> = answer.into();
             let (parts, body) = answer.into_parts();
             let body = if !status.is_success() {
-                error_answer(body, self.stall_timeout).await.into()
+                read_error_answer(body, self.stall_timeout).await.into()
             } else if headers.contains_key(RANGE) {
                 HttpResponseBody::new(body.map_err(move |error| {
                     // Until the whole body was read, or is dropped.
@@ -165,7 +165,7 @@ impl HttpService for Transport {
                     HttpError::from(connection_error(&error, &url))
                 }))
             } else {
-                whole_answer(body, self.stall_timeout).await?.into()
+                read_whole_answer(body, self.stall_timeout).await?.into()
             };
             return Ok(HttpResponse::from_parts(parts, body));
         }

@@ -60,7 +60,7 @@ struct Faults {
     redirect_to: String,
     /// Answer another range than was asked for.
     shift_range: u64,
-    /// Fail all requests by closing the connection, those whose answers are under way too.
+    /// Close the connections of all requests, also in the middle of an answer.
     is_down: bool,
 }
 
@@ -137,7 +137,7 @@ impl Proxy {
             (&Method::PUT, "/__faults") => {
                 let text = request.into_body().collect().await?.to_bytes();
                 let faults: Faults = serde_json::from_slice(&text)?;
-                // Of one path, answers under way are left alone.
+                // With a path, answers that have begun go on.
                 self.is_down.store(faults.is_down && faults.path.is_empty(), Relaxed);
                 *self.faults.lock().unwrap() = faults;
                 self.matching.store(0, Relaxed);
@@ -321,7 +321,7 @@ struct FaultyBody {
 /// Bytes that are sent between two looks at the clock.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The time in which bytes before a cut are sent.
+/// The wait before a cut, in which earlier bytes are sent.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(3);
 
 impl FaultyBody {
@@ -399,7 +399,7 @@ impl Body for FaultyBody {
             if std::mem::replace(&mut this.is_flushed, true) {
                 return Poll::Ready(Some(Err("cut".into())));
             }
-            // Until the bytes before the cut are on their way.
+            // Waits until the bytes before the cut are sent.
             let sleep = this.sleep.insert(Box::pin(tokio::time::sleep(FLUSH_INTERVAL)));
             if sleep.as_mut().poll(context).is_pending() {
                 return Poll::Pending;

@@ -73,9 +73,9 @@ class Cloud:
     def reset(self):
         # Keys that the store accepts: the secret, the token, and when they expire.
         self.keys, self.issued, self.lifetime, self.refused = {}, {}, 3600, 0
-        # Tokens of logins, and refresh tokens, each of which is taken once.
+        # Tokens of logins, and refresh tokens. Each refresh token is accepted once.
         self.sso_tokens, self.refresh_tokens = {SSO_TOKEN}, set()
-        # Requests of the store that were let in, and after how many of them all keys expire.
+        # Requests that reached the store, and after how many of them all keys expire.
         self.served, self.expires_after = 0, None
         # Tokens of requests to Google Cloud.
         self.bearers = []
@@ -144,7 +144,7 @@ class Cloud:
         return self.send(request, 200, json.dumps({"roleCredentials": found}))
 
     def answer_refresh(self, request, body):
-        """A new token of a login, for its refresh token."""
+        """Sends a new token of a login, for its refresh token."""
         with self.lock:
             is_known = body.get("refreshToken") in self.refresh_tokens
             self.refresh_tokens.discard(body.get("refreshToken"))

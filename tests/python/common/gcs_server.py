@@ -99,7 +99,7 @@ class Server(BaseHTTPRequestHandler):
         self.reply(204)
 
 
-# Connections that come at once wait here: the kernel drops those that find no room, and they return seconds later.
+# Connections wait in this queue. The kernel drops those that do not fit, and clients connect again seconds later.
 ThreadingHTTPServer.request_queue_size = 128
 server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
 server.daemon_threads = True

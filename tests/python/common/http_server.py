@@ -14,7 +14,7 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(handler, **attributes):
-    """Serves by a class of handlers, whose `server` has the attributes. Gives the address."""
+    """Runs a server with a class of handlers and these attributes. Gives the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     for name, value in attributes.items():
@@ -29,8 +29,8 @@ def serve(handler, **attributes):
         server.server_close()
 
 
-def server_that(answer):
-    """Serves GET, HEAD and PROPFIND by a function, which is called with the handler."""
+def serve_with(answer):
+    """Runs a server that answers GET, HEAD and PROPFIND by a function, which is called with the handler."""
 
     class Handler(QuietHandler):
         def do_GET(self):

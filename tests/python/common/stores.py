@@ -116,7 +116,7 @@ class Store:
 
 
 class ServedFolder(Store):
-    """A folder that the proxy itself serves as S3: each folder in it is a bucket. For objects that are large."""
+    """A folder that the proxy itself serves as S3, for large objects. Each folder in it is a bucket."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -167,7 +167,7 @@ class Moto(Store):
 
 
 class FolderServer(Moto):
-    """An S3 that serves folders of this machine by the proxy alone: faster than others, for large objects."""
+    """A folder that the proxy serves as S3 without a server behind it: faster than others, for large objects."""
 
     def __init__(self, folder):
         self.server = self.proxy = start(find_proxy(), "--folder", folder)

@@ -27,8 +27,8 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def clouded(server):
-    """A cloud before the store, which checks credentials."""
+def store_cloud(server):
+    """A cloud in front of the store. It checks credentials."""
     cloud = Cloud(server)
     yield cloud
     cloud.end()

@@ -1,4 +1,4 @@
-"""Credentials of Azure: a shared access signature in a file, and the identity of a machine, which is asked for only if it may be."""
+"""Credentials of Azure: a shared access signature in a file, and a managed identity, which only an option allows."""
 
 import base64
 import datetime
@@ -13,7 +13,7 @@ from ckptfs.torch import load_file
 from safetensors.torch import load, save
 
 import store_kinds
-from http_server import server_that
+from http_server import serve_with
 from program import DONE, FAILED
 from store_kinds import ACCOUNT, ACCOUNT_KEY, AZURE_VERSION
 from stores import BUCKET, NO_CREDENTIALS, SECRET
@@ -67,28 +67,28 @@ def test_a_shared_access_signature_in_a_file(ckptfs, mounts, azure, tmp_path):
     assert stats["requests"] > 3 and stats["authenticated"] == 0
     signature = file.read_text().partition("sig=")[2].strip()
     assert signature not in mount.logged() + listed.stdout + listed.stderr + open("/proc/mounts").read()
-    # Of another time.
+    # An expired signature.
     file.write_text(sign_access(hours=-1))
     refused = ckptfs("inspect", f"az://{BUCKET}/sas/a b/model.safetensors?@{file}")
     assert refused.code == FAILED and "it has expired, or belongs to another object" in refused.stderr
     assert f"write it to {file}" in refused.stderr and "sig=" not in refused.stderr
 
 
-@pytest.mark.parametrize("half", [{}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"}])
-def test_the_identity_of_a_machine_is_asked_for_only_if_it_may_be(ckptfs, monkeypatch, half):
+@pytest.mark.parametrize("incomplete", [{}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"}])
+def test_a_managed_identity_is_requested_only_with_the_option(ckptfs, monkeypatch, incomplete):
     token = f"{SECRET}-of-a-machine"
-    asked, bearers = [], []
+    metadata_headers, authorizations = [], []
 
     def answer(handler):
         path = urlsplit(handler.path).path
         if path == "/identity":
-            asked.append(handler.headers["Metadata"])
-            # Of an hour.
+            metadata_headers.append(handler.headers["Metadata"])
+            # Valid for an hour.
             end = datetime.datetime.now(datetime.UTC).timestamp() + 3600
             body = json.dumps({"access_token": token, "expires_on": str(int(end)), "token_type": "Bearer"}).encode()
             handler.send_response(200)
         else:
-            bearers.append(handler.headers["Authorization"])
+            authorizations.append(handler.headers["Authorization"])
             body = MODEL
             start, last = 0, len(body) - 1
             if handler.headers["Range"]:
@@ -103,7 +103,7 @@ def test_the_identity_of_a_machine_is_asked_for_only_if_it_may_be(ckptfs, monkey
         if handler.command != "HEAD":
             handler.wfile.write(body)
 
-    with server_that(answer) as address:
+    with serve_with(answer) as address:
         for name, value in NO_CREDENTIALS.items():
             monkeypatch.setenv(name, value)
         for name, value in {
@@ -111,13 +111,13 @@ def test_the_identity_of_a_machine_is_asked_for_only_if_it_may_be(ckptfs, monkey
             "AZURE_STORAGE_ENDPOINT": f"{address}/{ACCOUNT}", "IDENTITY_ENDPOINT": f"{address}/identity",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        for name, value in half.items():
+        for name, value in incomplete.items():
             monkeypatch.setenv(name, value)
         url = f"az://{BUCKET}/model.safetensors"
         refused = ckptfs("inspect", url)
         assert refused.code == FAILED and "no credentials for Azure" in refused.stderr and "--instance-metadata" in refused.stderr
-        assert not asked and not bearers
+        assert not metadata_headers and not authorizations
         done = ckptfs("inspect", "--instance-metadata", url)
         assert done.code == DONE, done.stderr
-        assert asked and set(asked) == {"true"} and set(bearers) == {f"Bearer {token}"}
+        assert set(metadata_headers) == {"true"} and set(authorizations) == {f"Bearer {token}"}
         assert SECRET not in done.stdout + done.stderr and not os.environ.get("AZURE_STORAGE_ACCOUNT_KEY")

@@ -1,4 +1,4 @@
-"""The number of requests in flight: it grows while more bring more bytes, and is halved when the store asks for less."""
+"""The number of requests in flight: it grows while more requests bring more bytes, and is halved when the store is busy."""
 
 import json
 import time
@@ -10,11 +10,11 @@ from stores import ServedFolder
 
 PART_BYTES = 8 << 20
 
-# What bounds a request is the wait for it: more at once bring more bytes.
+# Requests mostly wait, so more of them at once bring more bytes.
 LATENCY = {"latency_ms": 400}
 
-# The first limit, and that of a store that asks for nothing.
-FIRST, MOST = 16, 64
+# The limits of requests in flight: at first, and for a store that is never busy.
+INITIAL_LIMIT, MAX_LIMIT = 16, 64
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +46,35 @@ def parts(folder_store, monkeypatch):
     folder_store.fault()
 
 
-def most_at_once(store, url, **faults):
-    """Loads a model, and returns how many requests were in flight at once."""
+def load_concurrency(store, url, **faults):
+    """Loads a model, and returns the largest number of requests in flight."""
     store.fault(**LATENCY, **faults)
     load_file(url)
     return store.stats["most_at_once"]
 
 
-def test_a_store_that_asks_for_less_halves_the_requests_in_flight_and_they_grow_again(parts):
+def test_a_busy_store_halves_the_requests_in_flight_and_they_grow_again(parts):
     store, write = parts
     url, short_url = write("busy", 40), write("short", 20)
-    calm = most_at_once(store, url)
-    assert calm >= FIRST
-    # One refusal of many: the requests in flight go on, and the next load begins with half.
-    before = most_at_once(store, url, path="/busy/", method="GET", status=503, status_every=30, retry_after="0")
+    calm = load_concurrency(store, url)
+    assert calm >= INITIAL_LIMIT
+    # One of many requests is refused: the others go on, and the next load begins with half the limit.
+    before = load_concurrency(store, url, path="/busy/", method="GET", status=503, status_every=30, retry_after="0")
     assert store.stats["faulted"] == 1
-    halved = most_at_once(store, short_url)
-    # The limit may have grown by half after most requests were seen.
+    halved = load_concurrency(store, short_url)
+    # The limit may have grown by half after the largest number was seen.
     assert halved <= max(calm, before) * 1.5 / 2 + 1, (calm, before, halved)
-    # For two seconds it does not grow.
+    # The limit does not grow for two seconds.
     time.sleep(2)
-    again = [halved]
-    while again[-1] < halved * 1.4 and len(again) < 10:
-        again.append(most_at_once(store, url))
-    assert halved * 1.4 <= again[-1] <= MOST, (calm, before, again)
+    grown = [halved]
+    while grown[-1] < halved * 1.4 and len(grown) < 10:
+        grown.append(load_concurrency(store, url))
+    assert halved * 1.4 <= grown[-1] <= MAX_LIMIT, (calm, before, grown)
 
 
 def test_a_stated_number_of_connections_is_kept(parts, monkeypatch):
     store, write = parts
     url = write("stated", 12)
     monkeypatch.setenv("CKPTFS_CONNECTIONS", "5")
-    assert [most_at_once(store, url), most_at_once(store, url, status=503, status_every=4, retry_after="0")] == [5, 5]
+    assert load_concurrency(store, url) == 5
+    assert load_concurrency(store, url, status=503, status_every=4, retry_after="0") == 5

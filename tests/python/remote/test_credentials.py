@@ -18,17 +18,17 @@ ROLE = "arn:aws:iam::123:role/reader"
 
 
 @pytest.fixture
-def cloud(clouded, server, tmp_path, monkeypatch):
+def cloud(store_cloud, server, tmp_path, monkeypatch):
     """The cloud, and an environment in which no credentials are but those of `configure`."""
-    clouded.reset()
+    store_cloud.reset()
     server.fault()
-    for name, value in clouded.environment.items():
+    for name, value in store_cloud.environment.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
-    yield clouded
+    yield store_cloud
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ SSO_SESSION = (
 )
 
 
-def refreshable(cloud):
+def refresh_fields(cloud):
     """The fields by which a login is renewed."""
     cloud.refresh_tokens.add(f"{SECRET}-refresh")
     return {
@@ -118,28 +118,28 @@ def refreshable(cloud):
 @pytest.mark.parametrize("seconds_left", [-5, 60])
 def test_a_login_with_sso_is_renewed_by_its_refresh_token(ckptfs, cloud, models, configure, tmp_path, seconds_left):
     configure(SSO_SESSION)
-    file = log_in(tmp_path, "work", time.time() + seconds_left, **refreshable(cloud))
+    file = log_in(tmp_path, "work", time.time() + seconds_left, **refresh_fields(cloud))
     check(ckptfs, models)
     assert cloud.issued == {"login": 1, "sso": 1}
-    # For other programs, and for the next time: each refresh token is taken once.
-    left = json.loads(file.read_text())
-    assert left["accessToken"] == f"{SSO_TOKEN}-1" and left["refreshToken"] == f"{SECRET}-refresh-1"
-    assert left["clientId"] == "client" and left["startUrl"] and left["expiresAt"] > to_text(time.time() + 3000)
+    # The file has the new tokens: each refresh token is accepted once.
+    saved = json.loads(file.read_text())
+    assert saved["accessToken"] == f"{SSO_TOKEN}-1" and saved["refreshToken"] == f"{SECRET}-refresh-1"
+    assert saved["clientId"] == "client" and saved["startUrl"] and saved["expiresAt"] > to_text(time.time() + 3000)
     assert file.stat().st_mode & 0o777 == 0o600 and [file.name] == os.listdir(file.parent)
     check(ckptfs, models)
     assert cloud.issued == {"login": 1, "sso": 2}
-    file.write_text(json.dumps(left | {"expiresAt": to_text(time.time() - 5)}))
+    file.write_text(json.dumps(saved | {"expiresAt": to_text(time.time() - 5)}))
     check(ckptfs, models)
     assert cloud.issued == {"login": 2, "sso": 3}
 
 
 def test_a_login_with_sso_that_cannot_be_renewed_is_an_error(ckptfs, cloud, models, configure, tmp_path):
     configure(SSO_SESSION)
-    fields = refreshable(cloud)
+    fields = refresh_fields(cloud)
     for wrong in ({"refreshToken": "another"}, {"registrationExpiresAt": to_text(time.time() - 5)}, {"clientSecret": ""}):
         log_in(tmp_path, "work", time.time() - 5, **fields | wrong)
         check_refused(ckptfs, models, "has expired", "what to do: aws sso login --profile me\n")
-    # What still holds is used.
+    # A token that is still valid is used.
     log_in(tmp_path, "work", time.time() + 60, **fields | {"refreshToken": "another"})
     check(ckptfs, models)
     assert cloud.issued == {"sso": 1}
@@ -147,7 +147,7 @@ def test_a_login_with_sso_that_cannot_be_renewed_is_an_error(ckptfs, cloud, mode
 
 def test_a_mount_renews_a_login_with_sso(mounts, cloud, models, configure, tmp_path):
     configure(SSO_SESSION)
-    log_in(tmp_path, "work", time.time() - 5, **refreshable(cloud))
+    log_in(tmp_path, "work", time.time() - 5, **refresh_fields(cloud))
     cloud.lifetime = 3
     mount = mounts(models[1])
     assert read_through(mount, "sharded")
@@ -268,7 +268,7 @@ def test_a_token_that_expires_in_the_middle_of_a_load(ckptfs, cloud, models, con
     else:
         for name, value in zip(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"), cloud.issue("user")):
             monkeypatch.setenv(f"AWS_{name}", value)
-    # The headers were read, and the tensors are not.
+    # The headers are read by then, but not the tensors.
     cloud.expires_after = 5
     out = tmp_path / "out.safetensors"
     done = ckptfs("export", f"{models[1]}/sharded", out)
@@ -347,7 +347,7 @@ def drop_page_cache(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_the_server_of_these_tests_knows_a_signature(clouded):
+def test_the_server_of_these_tests_knows_a_signature(store_cloud):
     class Request:
         command, path = "GET", "/test.txt"
         # The example of AWS's documents.

@@ -223,7 +223,7 @@ def test_a_full_disk_ends_what_is_kept_and_no_read(ckptfs, store, models, small_
 
 
 def test_a_model_that_the_cache_cannot_keep_is_refused_before_it_is_fetched(ckptfs, store, cache, tmp_path):
-    # Bytes that belong to another model may be evicted for it.
+    # Bytes of another model may be evicted for it.
     for name in ("other", "too-large"):
         store_tensor(store, f"{name}/model.safetensors", 1, tmp_path, length=1 << 20)
     assert ckptfs("fetch", "--cache-size", "8M", "s3://bucket/other").code == DONE
@@ -244,7 +244,7 @@ def test_a_model_that_the_cache_cannot_keep_is_refused_before_it_is_fetched(ckpt
         package.configure(cache_size=None)
     shutil.rmtree(cache)
     assert ckptfs(*command[1:]).code == DONE
-    # What is there needs no room, whatever the limit is now.
+    # Bytes that are in the cache need no more room, whatever the limit is.
     assert ckptfs("fetch", "--cache-size", "1M", "s3://bucket/too-large").code == DONE
     no_cache = ckptfs("fetch", "--no-cache", "s3://bucket/too-large")
     assert no_cache.code == FAILED and "leave out --no-cache" in no_cache.stderr
@@ -262,11 +262,11 @@ def test_blocks_that_are_removed_during_a_fetch_are_missed_at_its_end(ckptfs, st
         time.sleep(0.02)
     assert ckptfs("cache", "prune").code == DONE
     store.fault()
-    _, said = fetch.communicate(timeout=60)
-    assert fetch.returncode == FAILED and "has not kept" in said and "ckptfs fetch s3://bucket/pruned" in said
+    _, message = fetch.communicate(timeout=60)
+    assert fetch.returncode == FAILED and "has not kept" in message and "ckptfs fetch s3://bucket/pruned" in message
 
 
-def test_a_fetch_measures_the_disk_now_and_then_and_opens_each_block_once(store, cache, tmp_path):
+def test_a_fetch_seldom_measures_the_disk_and_opens_each_block_once(store, cache, tmp_path):
     # More blocks than stay open.
     for n in range(300):
         store.put(f"many/{n}.txt", b"text")

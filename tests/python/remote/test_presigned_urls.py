@@ -17,17 +17,17 @@ from stores import SECRET
 
 
 @pytest.fixture
-def web(clouded, models, monkeypatch, tmp_path):
+def web(store_cloud, models, monkeypatch, tmp_path):
     """A server with the files of `models`, which demands one of `queries`; and the URL of its folder."""
-    clouded.reset()
+    store_cloud.reset()
     monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
     monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
     for path in models[0].rglob("*"):
         if path.is_file():
-            clouded.files[f"/web/{path.relative_to(models[0])}"] = path.read_bytes()
-    clouded.url = f"{clouded.address}/web"
-    return clouded
+            store_cloud.files[f"/web/{path.relative_to(models[0])}"] = path.read_bytes()
+    store_cloud.url = f"{store_cloud.address}/web"
+    return store_cloud
 
 
 @pytest.fixture

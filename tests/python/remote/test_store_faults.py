@@ -12,7 +12,7 @@ from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 
 from compare import check_same
-from http_server import server_that
+from http_server import serve_with
 from program import FAILED, REFUSED, find_binary
 from stores import BUCKET, SECRET, ServedFolder, s3_environment
 
@@ -192,7 +192,7 @@ def test_what_a_server_repeats_is_not_shown(ckptfs, tmp_path, monkeypatch, impat
         if handler.command == "GET":
             handler.wfile.write(body.encode())
 
-    with server_that(repeat) as address:
+    with serve_with(repeat) as address:
         (tmp_path / "query").write_text(f"X-Amz-Signature={signature}")
         for name, value in (s3_environment(address) | {"AWS_SESSION_TOKEN": token}).items():
             monkeypatch.setenv(name, value)
@@ -229,7 +229,7 @@ def test_a_server_that_drips_is_an_outage(ckptfs, monkeypatch, impatient, drippi
             handler.wfile.write(b" ")
             time.sleep(0.1)
 
-    with server_that(drip) as address:
+    with serve_with(drip) as address:
         for name, value in (s3_environment(address) | {"CKPTFS_NO_CACHE": "1", "CKPTFS_CONNECTIONS": "4"}).items():
             monkeypatch.setenv(name, value)
         began = time.monotonic()

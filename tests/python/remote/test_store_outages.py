@@ -182,7 +182,7 @@ def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many,
     reader = threading.Thread(target=read_all, args=(paths,))
     reader.start()
     until("reads are in flight", lambda: mount.stats()["store"]["in_flight"] > 0)
-    # What the kernel and the mount know of the root is old by now.
+    # The attributes of the root that the kernel and the mount keep have expired by now.
     time.sleep(2)
     store.fault(is_down=True)
     began = time.monotonic()
@@ -194,7 +194,7 @@ def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many,
     assert not is_mounted(mount.point)
 
 
-def test_the_root_of_a_mount_is_looked_at_without_a_request(mounts, store, many, monkeypatch):
+def test_a_stat_of_the_root_of_a_mount_needs_no_request(mounts, store, many, monkeypatch):
     _, url = many
     monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
     mount = mounts(url)

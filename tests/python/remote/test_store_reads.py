@@ -219,6 +219,6 @@ def test_a_daemon_takes_little_memory_beside_its_limit(mounts, monkeypatch, tmp_
         with ThreadPoolExecutor(readers) as pool:
             list(pool.map(read, range(readers)))
         _, peak = mount.resident()
-        # The program's own pages are more where it was built for debugging.
+        # A debug build has more pages of its own, which do not count.
         program = next(line for line in open(f"/proc/{mount.pid}/status") if line.startswith("RssFile:"))
         assert peak - (int(program.split()[1]) << 10) <= limit + (52 << 20)

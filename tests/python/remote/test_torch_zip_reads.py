@@ -1,5 +1,5 @@
-"""Torch archives in a store: what needs only headers costs two requests a file. What is deduced of an archive is checked
-before any byte of it is used."""
+"""Torch archives in a store: a listing costs two requests a file. What is deduced of an archive is checked before any byte
+of it is used."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ METHOD, NAME_LENGTH, EXTRA_LENGTH = 8, 26, 28
 
 
 def write_pickles(folder):
-    """A model in shards of torch.save, each tensor of which takes more than a page of 64 KiB."""
+    """Writes a model in shards of torch.save. Each tensor takes more than a page of 64 KiB."""
     folder.mkdir()
     index = {}
     for shard in range(SHARD_COUNT):
@@ -99,7 +99,7 @@ def test_a_tensor_of_many_parts_is_checked_once(store, tmp_path):
     store.put("torch-zip/large/large.bin", (tmp_path / "large.bin").read_bytes())
     store.fault()
     check_same(load_file("s3://bucket/torch-zip/large", backend="pread"), tensors)
-    # The directory, two edges, five parts, and at most one for the header.
+    # Two for the pickle and the central directory, two edges, five parts, and at most one for the header.
     stats = store.stats
     assert stats["requests"] <= 2 + 2 + 5 + 1
 
@@ -124,14 +124,14 @@ def test_archives_of_other_layouts_are_read_by_their_headers_at_once(ckptfs, sto
     assert ckptfs("ls", f"s3://bucket/{key}").code == DONE
     stats = store.stats
     assert stats["most_at_once"] >= 4 and stats["requests"] <= TENSOR_COUNT + 8
-    # Headers alone, and no tensors.
+    # Only headers are read, and no tensors.
     assert stats["bytes"] <= 4 * (64 << 10)
     check_same(load_file(f"s3://bucket/{key}"), tensors)
     check_same(load_file(f"s3://bucket/{key}"), torch.load(path))
 
 
-# Changes to the header of a record which leave the directory and its arithmetic as they are.
-LIES = {
+# Changes to the header of a record that leave the central directory, and all offsets, as they are.
+HEADER_CHANGES = {
     "extra": lambda data, at: struct.pack_into("<H", data, at + EXTRA_LENGTH, data[at + EXTRA_LENGTH] + 64),
     "name": lambda data, at: struct.pack_into("<H", data, at + NAME_LENGTH, data[at + NAME_LENGTH] - 1),
     "signature": lambda data, at: struct.pack_into("<I", data, at, 0),
@@ -140,29 +140,29 @@ LIES = {
 }
 
 
-def write_liar(path, record, lie):
+def write_changed(path, record, change):
     tensors = {"a": numbers(1, 300), "large": numbers(2, 600, 500), "z": numbers(3, 30)}
     torch.save(tensors, path)
     data = bytearray(path.read_bytes())
-    LIES[lie](data, headers(path)[record])
+    HEADER_CHANGES[change](data, headers(path)[record])
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies_refuses_its_record(ckptfs, mounts, store, tmp_path, lie):
-    path = tmp_path / "liar.bin"
-    write_liar(path, "data/1", lie)
+@pytest.mark.parametrize("change", HEADER_CHANGES)
+def test_a_wrong_header_refuses_its_record(ckptfs, mounts, store, tmp_path, change):
+    path = tmp_path / "wrong.bin"
+    write_changed(path, "data/1", change)
     on_disk = ckptfs("inspect", path)
-    assert on_disk.code == REFUSED and "liar.bin: not a safe torch archive: record" in on_disk.stderr
-    key = f"torch-zip/liar-{lie}"
+    assert on_disk.code == REFUSED and "wrong.bin: not a safe torch archive: record" in on_disk.stderr
+    key = f"torch-zip/wrong-{change}"
     url = f"s3://bucket/{key}"
-    store.put(f"{key}/liar.bin", path.read_bytes())
+    store.put(f"{key}/wrong.bin", path.read_bytes())
     exported = ckptfs("export", url, tmp_path / "out.safetensors")
-    assert exported.code == REFUSED and f"{url}/liar.bin: not a safe torch archive: record" in exported.stderr
+    assert exported.code == REFUSED and f"{url}/wrong.bin: not a safe torch archive: record" in exported.stderr
     assert not (tmp_path / "out.safetensors").exists()
     for backend in ("mmap", "pread"):
         for names in (None, "large"):
-            with pytest.raises(package.SafetensorError, match=f"{url}/liar.bin: not a safe torch archive"):
+            with pytest.raises(package.SafetensorError, match=f"{url}/wrong.bin: not a safe torch archive"):
                 load_file(url, backend=backend, names=names)
     with package.safe_open(url, framework="pt") as opened:
         # The end of a tensor, far from its header.
@@ -170,7 +170,7 @@ def test_a_header_that_lies_refuses_its_record(ckptfs, mounts, store, tmp_path, 
             opened.get_slice("large")[590:]
         assert opened.get_tensor("a").shape == (300,)
     mount = mounts(url)
-    shown = mount / "liar.safetensors"
+    shown = mount / "wrong.safetensors"
     with shown.open("rb") as file, pytest.raises(OSError):
         file.seek(shown.stat().st_size - 40_000)
         file.read(4096)
@@ -178,35 +178,35 @@ def test_a_header_that_lies_refuses_its_record(ckptfs, mounts, store, tmp_path, 
 
 
 @pytest.mark.parametrize("record", ["data.pkl", "byteorder"])
-def test_a_header_that_lies_about_the_pickle_refuses_the_file(ckptfs, store, tmp_path, record):
-    path = tmp_path / "liar.bin"
-    write_liar(path, record, "extra")
-    key = f"torch-zip/liar-{record}"
-    store.put(f"{key}/liar.bin", path.read_bytes())
-    for shown in (path, f"s3://bucket/{key}", f"s3://bucket/{key}/liar.bin"):
+def test_a_wrong_header_of_the_pickle_refuses_the_file(ckptfs, store, tmp_path, record):
+    path = tmp_path / "wrong.bin"
+    write_changed(path, record, "extra")
+    key = f"torch-zip/wrong-{record}"
+    store.put(f"{key}/wrong.bin", path.read_bytes())
+    for shown in (path, f"s3://bucket/{key}", f"s3://bucket/{key}/wrong.bin"):
         refused = ckptfs("inspect", shown)
         assert refused.code == REFUSED, refused
-        assert "liar.bin: not a safe torch archive: record" in refused.stderr
+        assert "wrong.bin: not a safe torch archive: record" in refused.stderr
         assert "what to do: fetch it again, and do not trust it" in refused.stderr
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_in_an_archive_of_another_layout_is_refused_as_on_disk(ckptfs, store, tmp_path, lie):
-    path = tmp_path / "liar.bin"
+@pytest.mark.parametrize("change", HEADER_CHANGES)
+def test_a_wrong_header_in_another_layout_is_refused_as_on_disk(ckptfs, store, tmp_path, change):
+    path = tmp_path / "wrong.bin"
     torch.save({"a": numbers(1, 300), "b": numbers(2, 30)}, path)
     repack(path)
     data = bytearray(path.read_bytes())
-    LIES[lie](data, headers(path)["data/0"])
+    HEADER_CHANGES[change](data, headers(path)["data/0"])
     path.write_bytes(data)
-    key = f"torch-zip/other-liar-{lie}"
-    store.put(f"{key}/liar.bin", data)
-    local, remote = ckptfs("inspect", path), ckptfs("inspect", f"s3://bucket/{key}/liar.bin")
+    key = f"torch-zip/other-wrong-{change}"
+    store.put(f"{key}/wrong.bin", data)
+    local, remote = ckptfs("inspect", path), ckptfs("inspect", f"s3://bucket/{key}/wrong.bin")
     assert local.code == remote.code == REFUSED
     assert local.stderr.replace(str(tmp_path), f"s3://bucket/{key}") == remote.stderr
 
 
 def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, monkeypatch):
-    # The header of what is shown lies behind what is not, and before the end that is read to open the file.
+    # The headers of the tensors that are shown lie after those that are not, and before the tail of the file.
     model = {"a": numbers(1, 300, 300), "b": numbers(2, 300, 300)}
     torch.save({"optimizer": {"a": numbers(3, 300, 300)}, "model": model}, tmp_path / "model.pt")
     url = "s3://bucket/torch-zip/trained"
@@ -240,7 +240,7 @@ def test_a_pickle_that_cannot_be_read_is_an_error_of_that_file(ckptfs, store, tm
     assert f"what to do: {remedy}" in failed.stderr
 
 
-def test_pickles_of_which_none_can_be_read_are_no_choice(ckptfs, store, tmp_path):
+def test_unreadable_pickles_are_an_error_of_the_first(ckptfs, store, tmp_path):
     torch.save({"a": torch.ones(3)}, tmp_path / "model.bin")
     key = "torch-zip/denied"
     for name in ("first.bin", "second.bin"):

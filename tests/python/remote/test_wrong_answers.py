@@ -1,5 +1,5 @@
-"""Answers that are wrong, or longer than they may be: refused at once, and never called an outage. Names that no file can have
-are left out of listings."""
+"""Answers that are wrong or too long: refused at once, and never called an outage. Names that no file can have are left out
+of listings."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from http_server import server_that
+from http_server import serve_with
 from mounts import until
 from program import DONE, FAILED, REFUSED
 from stores import s3_environment
@@ -18,13 +18,13 @@ from stores import s3_environment
 MODEL = save({"a": torch.ones(3)})
 
 # A refusal needs no retries. The shortest outage takes longer.
-SOON = 8
+MAX_REFUSAL_SECONDS = 8
 
 MODIFIED = "Wed, 25 Nov 2026 10:00:00 GMT"
 
 
-def listed(key, size=len(MODEL)):
-    """An object in a listing, whose key is XML."""
+def list_entry(key, size=len(MODEL)):
+    """The entry of an object in a listing. The key is XML."""
     return (
         f"<Contents><Key>{key}</Key><LastModified>2026-11-25T10:00:00.000Z</LastModified><ETag>&quot;a&quot;</ETag>"
         f"<Size>{size}</Size></Contents>"
@@ -32,16 +32,16 @@ def listed(key, size=len(MODEL)):
 
 
 def page(*entries):
-    """A page of a listing, without another after it."""
+    """The last page of a listing."""
     return f'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>{"".join(entries)}</ListBucketResult>'
 
 
 class Bucket:
-    """A bucket of S3 whose answers a test writes: the page of every listing, and the objects by their keys."""
+    """A bucket of S3 with answers that a test sets: the page of every listing, and the objects by their keys."""
 
     def __init__(self):
         self.page, self.objects, self.headers = page(), {}, {}
-        # The status and the body of answers for objects, in place of these.
+        # Sent in place of objects: a status, a body, and perhaps headers.
         self.error = None
         self.requests = []
 
@@ -56,10 +56,10 @@ class Bucket:
         if found is None:
             return self.send(handler, 404, b"<Error><Code>NoSuchKey</Code></Error>")
         headers = {"ETag": '"a"', "Last-Modified": MODIFIED} | self.headers
-        wanted = handler.headers["Range"]
-        if not wanted or handler.command == "HEAD":
+        byte_range = handler.headers["Range"]
+        if not byte_range or handler.command == "HEAD":
             return self.send(handler, 200, found, headers)
-        start, end = map(int, wanted.removeprefix("bytes=").split("-"))
+        start, end = map(int, byte_range.removeprefix("bytes=").split("-"))
         end = min(end, len(found) - 1)
         headers = {"Content-Range": f"bytes {start}-{end}/{len(found)}"} | headers
         return self.send(handler, 206, found[start : end + 1], headers)
@@ -76,20 +76,20 @@ class Bucket:
 
 @pytest.fixture
 def bucket(monkeypatch):
-    made = Bucket()
-    with server_that(made.answer) as address:
-        made.address = address
+    store = Bucket()
+    with serve_with(store.answer) as address:
+        store.address = address
         for name, value in (s3_environment(address) | {"CKPTFS_NO_CACHE": "1"}).items():
             monkeypatch.setenv(name, value)
-        yield made
+        yield store
 
 
 @contextmanager
-def soon():
-    """Fails if what is inside takes as long as an outage."""
+def refusal_time():
+    """Fails if its block takes as long as an outage."""
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < MAX_REFUSAL_SECONDS
 
 
 def check_refused(done, *words):
@@ -103,15 +103,15 @@ def check_refused(done, *words):
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 def test_an_answer_that_is_compressed_is_refused_at_once(ckptfs, bucket, scheme, encoding):
     bucket.objects["m.safetensors"] = MODEL
-    # What is sent is shorter than the range that it stands for.
+    # The body is shorter than the range that it stands for.
     bucket.headers = {"Content-Encoding": encoding, "Content-Length": "20"}
     url = "s3://bucket/m.safetensors" if scheme == "s3" else f"{bucket.address}/bucket/m.safetensors"
-    with soon():
+    with refusal_time():
         refused = ckptfs("inspect", url)
     check_refused(refused, url, "Content-Encoding", encoding.split(", ")[-1], "without compression")
     assert refused.code == REFUSED
     assert {headers["Accept-Encoding"] for _, _, headers in bucket.requests} == {"identity"}
-    # What some stores keep of the way in which the object was uploaded.
+    # Encodings that change nothing, such as one that some stores keep from the upload.
     for harmless in ("identity", "aws-chunked", ""):
         bucket.headers = {"Content-Encoding": harmless}
         assert ckptfs("inspect", url).code == DONE, harmless
@@ -120,28 +120,28 @@ def test_an_answer_that_is_compressed_is_refused_at_once(ckptfs, bucket, scheme,
 def test_a_body_longer_than_its_range_is_refused_at_once(ckptfs, bucket):
     bucket.objects["m.safetensors"] = MODEL
     bucket.headers = {"Content-Range": f"bytes 0-{len(MODEL) - 3}/{len(MODEL) - 2}"}
-    with soon():
+    with refusal_time():
         check_refused(ckptfs("inspect", "s3://bucket/m.safetensors"), "s3://bucket/m.safetensors")
 
 
 def test_a_range_that_no_file_has_is_refused(ckptfs, bucket):
     bucket.objects["m.safetensors"] = MODEL
     bucket.headers = {"Content-Range": f"bytes 0-{2**64 - 1}/{2**64 - 1}"}
-    with soon():
+    with refusal_time():
         check_refused(ckptfs("inspect", "s3://bucket/m.safetensors"), "s3://bucket/m.safetensors", "impossible size")
 
 
 def test_a_listing_in_one_answer_that_is_too_long_is_refused_at_once(ckptfs, bucket):
     bucket.page = page("<!--" + "x" * (17 << 20) + "-->")
-    with soon():
+    with refusal_time():
         check_refused(ckptfs("ls", "s3://bucket/models"), "s3://bucket/models", "16 MiB", "give a directory further down")
     assert len([path for _, path, _ in bucket.requests if "list-type" in path]) == 1
 
 
-def test_a_listing_that_is_nested_without_end_is_refused_at_once(ckptfs, bucket):
+def test_a_deeply_nested_listing_is_refused_at_once(ckptfs, bucket):
     for nested in (page("<a>" * 300_000), page(f"<Contents><Key>x</Key>{'<a>' * 100_000}{'</a>' * 100_000}</Contents>")):
         bucket.page = nested
-        with soon():
+        with refusal_time():
             check_refused(ckptfs("ls", "s3://bucket/models"), "s3://bucket/models")
 
 
@@ -149,7 +149,7 @@ def test_a_listing_that_is_nested_without_end_is_refused_at_once(ckptfs, bucket)
 def test_an_error_with_a_long_body_is_refused_at_once(ckptfs, bucket, status, says):
     code = "ExpiredToken" if status == 400 else "Conflict"
     bucket.error = (status, f"<Error><Code>{code}</Code><Message>{'x' * (10 << 20)}</Message></Error>".encode())
-    with soon():
+    with refusal_time():
         refused = ckptfs("inspect", "s3://bucket/m.safetensors")
     check_refused(refused, "s3://bucket/m.safetensors", says)
 
@@ -163,9 +163,10 @@ def names_of(done):
     "key",
     ["m/&#0;", "m/&#x0;b", "m/\0", "m/&#1;", "m/\x01", "m/\udcff\udcfe", "m/&unknown;", "/m/b", "m//b", "m/../b", "/", "m/&#xD800;"],
 )
-def test_one_key_that_no_path_can_have_is_left_out_and_said(ckptfs, mounts, bucket, key):
+def test_one_key_that_no_path_can_have_is_left_out_and_logged(ckptfs, mounts, bucket, key):
     bucket.objects["m/a.safetensors"] = MODEL
-    bucket.page = page(listed("m/a.safetensors"), listed(key), f"<CommonPrefixes><Prefix>{key}/</Prefix></CommonPrefixes>")
+    prefix = f"<CommonPrefixes><Prefix>{key}/</Prefix></CommonPrefixes>"
+    bucket.page = page(list_entry("m/a.safetensors"), list_entry(key), prefix)
     assert names_of(ckptfs("ls", "--json", "s3://bucket/m")) == ["a.safetensors"]
     mount = mounts("s3://bucket/m")
     assert os.listdir(mount.point) == ["a.safetensors"]
@@ -175,7 +176,7 @@ def test_one_key_that_no_path_can_have_is_left_out_and_said(ckptfs, mounts, buck
 
 
 def test_a_key_that_begins_with_a_slash_is_no_other_key(ckptfs, mounts, bucket):
-    bucket.page = page(listed("/a.safetensors"), listed("b.safetensors"))
+    bucket.page = page(list_entry("/a.safetensors"), list_entry("b.safetensors"))
     bucket.objects |= {"b.safetensors": MODEL, "/a.safetensors": MODEL}
     assert names_of(ckptfs("ls", "--json", "s3://bucket")) == ["b.safetensors"]
     mount = mounts("s3://bucket")
@@ -184,24 +185,24 @@ def test_a_key_that_begins_with_a_slash_is_no_other_key(ckptfs, mounts, bucket):
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**64, 10**30, -1])
-def test_an_object_of_an_impossible_size_is_refused_by_its_name(ckptfs, mounts, bucket, size):
+def test_an_object_of_an_impossible_size_is_refused_by_its_url(ckptfs, mounts, bucket, size):
     bucket.objects["m/a.safetensors"] = MODEL
-    bucket.page = page(listed("m/a.safetensors"), listed("m/huge.safetensors", size))
+    bucket.page = page(list_entry("m/a.safetensors"), list_entry("m/huge.safetensors", size))
     assert "a.safetensors" in names_of(ckptfs("ls", "--json", "s3://bucket/m"))
     mount = mounts("s3://bucket/m")
     assert (mount / "a.safetensors").read_bytes() == MODEL
     until("the mount names it", lambda: "m/huge.safetensors" in mount.logged() and "size" in mount.logged())
-    # By its own name it is refused too.
+    # Its own URL is refused, too.
     bucket.objects["m/huge.safetensors"] = MODEL
     bucket.headers = {"Content-Length": str(size)}
-    with soon():
+    with refusal_time():
         check_refused(ckptfs("inspect", "s3://bucket/m/huge.safetensors"), "s3://bucket/m/huge.safetensors", "size")
 
 
-def test_an_object_without_a_version_is_left_out_and_said(ckptfs, mounts, bucket):
+def test_an_object_without_a_version_is_left_out_and_logged(ckptfs, mounts, bucket):
     bucket.objects["m/a.safetensors"] = MODEL
     bare = "<Contents><Key>m/b.safetensors</Key><LastModified>1970-01-01T00:00:00Z</LastModified><Size>9</Size></Contents>"
-    bucket.page = page(listed("m/a.safetensors"), bare)
+    bucket.page = page(list_entry("m/a.safetensors"), bare)
     assert names_of(ckptfs("ls", "--json", "s3://bucket/m")) == ["a.safetensors"]
     mount = mounts("s3://bucket/m")
     assert os.listdir(mount.point) == ["a.safetensors"]
@@ -217,7 +218,7 @@ def test_an_object_without_a_version_is_left_out_and_said(ckptfs, mounts, bucket
 )  # fmt: skip
 def test_a_redirect_to_another_scheme_is_not_followed(ckptfs, bucket, location, says):
     bucket.error = (302, b"", {"Location": location})
-    with soon():
+    with refusal_time():
         refused = ckptfs("inspect", f"{bucket.address}/bucket/m.safetensors")
     check_refused(refused, f"{bucket.address}/bucket/m.safetensors", says)
     assert "secret" not in refused.stderr and ("http://" in location or "neither http:// nor https://" in refused.stderr)

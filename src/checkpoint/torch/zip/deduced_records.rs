@@ -1,8 +1,8 @@
 //! Deduces from the directory alone where torch's writer put each record.
 //!
-//! The writer pads each header so that the data begins at a multiple of 64 bytes, and leaves no other gap. So the place
-//! of a record follows from that of its header, and once more from that of the next header. A file is torch's if both
-//! agree for every record. Its headers are then left unread, to be checked by the first read of each record.
+//! The writer pads each header so that the data begins at a multiple of 64 bytes, and leaves no other gap. So the
+//! offset of a record follows from that of its header, and also from that of the next header. The layout is torch's if
+//! both agree for every record. The headers then stay unread until the first read of each record checks them.
 
 use crate::source::{DeferredChecks, HeaderCheck, HeaderMismatch, SourceError, UnreadHeader};
 
@@ -11,23 +11,23 @@ use super::error::ZipError;
 use super::local_header::{LOCAL_BYTES, ZipRecord, mismatch, parse_local_header};
 use super::zip64::ZIP64_MARKER;
 
-/// The multiple at which data begins. torch can be told another one; such a file's headers are read.
+/// Data begins at a multiple of this. torch can be configured to use another one; such a file's headers are read.
 const ALIGNMENT_BYTES: u64 = 64;
 
-/// Bytes before the contents of an extra field. The padding is one.
+/// Bytes before the contents of an extra field. The padding is an extra field.
 const EXTRA_FIELD_BYTES: u64 = 4;
 
-/// The lengths of what follows the data if the sizes follow it: with sizes of 32 bits, or of 64.
+/// Lengths of a data descriptor, which has the sizes after the data: with sizes of 32 bits, or of 64.
 const DESCRIPTOR_BYTES: [u64; 2] = [16, 24];
 
-/// The records of a file, in the order of `entries`, which is that of their headers. `None` if torch's writer would have
-/// put any of them elsewhere.
+/// The records of a file. `entries` are in the order of their headers. `None` if torch's writer would have put any of
+/// them elsewhere.
 pub fn deduce_records(entries: &[CentralEntry], directory: u64) -> Option<Vec<ZipRecord>> {
     let ends = entries.iter().skip(1).map(|next| next.header_offset).chain([directory]);
     entries.iter().zip(ends).map(|(entry, end)| deduce_record(entry, end)).collect()
 }
 
-/// A record, which ends at the next header or at the directory.
+/// The record of an entry. `end` is the offset of the next header, or of the directory.
 fn deduce_record(entry: &CentralEntry, end: u64) -> Option<ZipRecord> {
     let size = entry.packed_bytes;
     if entry.method != 0 || size != entry.unpacked_bytes {
@@ -43,11 +43,11 @@ fn deduce_record(entry: &CentralEntry, end: u64) -> Option<ZipRecord> {
     is_whole.then_some(record)
 }
 
-/// Where torch's writer begins the data of a record.
+/// The offset at which torch's writer begins the data of a record.
 fn data_start(entry: &CentralEntry) -> Option<u64> {
     let (is_long, is_far) =
         (entry.packed_bytes >= ZIP64_MARKER, entry.header_offset >= ZIP64_MARKER);
-    // The field with the numbers that do not fit 32 bits: two sizes, one offset.
+    // The zip64 field has the numbers that do not fit 32 bits: two sizes, one offset.
     let zip64_bytes = match is_long || is_far {
         true => EXTRA_FIELD_BYTES + 16 * u64::from(is_long) + 8 * u64::from(is_far),
         false => 0,
@@ -56,8 +56,8 @@ fn data_start(entry: &CentralEntry) -> Option<u64> {
     entry.header_offset.checked_add(header_bytes)?.checked_next_multiple_of(ALIGNMENT_BYTES)
 }
 
-/// The checks of the headers of deduced records.
-pub fn deferred_checks(
+/// Defers the checks of the headers of deduced records.
+pub fn defer_checks(
     entries: Vec<CentralEntry>,
     records: &[ZipRecord],
     directory: u64,
@@ -67,18 +67,19 @@ pub fn deferred_checks(
         data: record.offset..record.offset + record.packed_bytes,
     };
     let headers = entries.iter().zip(records).map(header).collect();
-    DeferredChecks::new(headers, Box::new(LocalHeaders { entries: entries.into(), directory }))
+    let check = LocalHeaderCheck { entries: entries.into(), directory };
+    DeferredChecks::new(headers, Box::new(check))
 }
 
-/// What the directory says of each header.
+/// Compares headers with the entries of the directory.
 #[derive(Debug)]
-struct LocalHeaders {
+struct LocalHeaderCheck {
     entries: Box<[CentralEntry]>,
     directory: u64,
 }
 
-impl LocalHeaders {
-    /// Checks a header, all of which must be there and end where the record was deduced to begin.
+impl LocalHeaderCheck {
+    /// Checks a header, which must be complete and end where the deduced record begins.
     fn check(&self, entry: &CentralEntry, header: &[u8]) -> Result<(), ZipError> {
         let fixed_len = (LOCAL_BYTES as usize + entry.name.len()).min(header.len());
         let (fixed, rest) = header.split_at(fixed_len);
@@ -98,7 +99,7 @@ impl LocalHeaders {
     }
 }
 
-impl HeaderCheck for LocalHeaders {
+impl HeaderCheck for LocalHeaderCheck {
     fn check(&self, index: usize, header: &[u8]) -> Result<(), HeaderMismatch> {
         self.check(&self.entries[index], header).map_err(|error| HeaderMismatch {
             reason: format!("not a safe torch archive: {error}"),
@@ -135,7 +136,7 @@ mod tests {
             Some(records.iter().map(|record| record.offset).collect::<Vec<_>>())
         };
         assert_eq!(offsets(&entries, 512), Some(vec![64, 448, 512]));
-        // A byte more or fewer, and each other length of what follows the data.
+        // Another end of the file, and wrong lengths of the data descriptor.
         assert_eq!(offsets(&entries, 513), None);
         assert_eq!(offsets(&entries[..1], 64 + 282 + 24), Some(vec![64]));
         for end in [64 + 282, 64 + 282 + 15, 64 + 282 + 20, 64 + 100, 0] {
@@ -155,7 +156,7 @@ mod tests {
         let long = entry("a/data/1", 0, 1 << 33, SIZES_FOLLOW_FLAG);
         let record = deduce_record(&long, 64 + (1 << 33) + 24);
         assert_eq!(record.map(|record| record.offset), Some(64));
-        // Numbers of which no sum is a place in a file.
+        // Offsets that overflow.
         assert!(deduce_record(&entry("a/data/1", u64::MAX - 3, 1, 0), u64::MAX).is_none());
         assert!(deduce_record(&entry("a/data/1", 0, u64::MAX, 0), u64::MAX).is_none());
     }

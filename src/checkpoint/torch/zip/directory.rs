@@ -9,8 +9,8 @@ const CENTRAL_SIGNATURE: u32 = 0x0201_4b50;
 
 const CENTRAL_BYTES: usize = 46;
 
-/// Flags that change nothing here: sizes follow the data, names are UTF-8 (11), and the effort of the
-/// compressor (1 and 2).
+/// Flags that change nothing here: sizes follow the data, names are UTF-8 (11), and the level of compression
+/// (1 and 2).
 const KNOWN_FLAGS: u16 = SIZES_FOLLOW_FLAG | 1 << 11 | 1 << 1 | 1 << 2;
 const ENCRYPTION_FLAGS: u16 = 1 | 1 << 6 | 1 << 13;
 
@@ -30,7 +30,7 @@ pub struct CentralEntry {
 }
 
 impl CentralEntry {
-    /// Whether the sizes follow the data: they are unknown when the header is written.
+    /// Whether the sizes follow the data, because they were unknown when the header was written.
     pub fn sizes_follow(&self) -> bool {
         self.flags & SIZES_FOLLOW_FLAG != 0
     }

@@ -23,7 +23,7 @@ pub struct ZipRecord {
     pub is_deflated: bool,
 }
 
-/// The place of the part of a header that has a known length: up to the end of the name. `directory` is the offset of
+/// The range of the part of a header that has a known length: up to the end of the name. `directory` is the offset of
 /// the directory.
 pub fn fixed_range(entry: &CentralEntry, directory: u64) -> Result<std::ops::Range<u64>, ZipError> {
     let end = entry.header_offset.checked_add(LOCAL_BYTES + entry.name.len() as u64);
@@ -33,8 +33,8 @@ pub fn fixed_range(entry: &CentralEntry, directory: u64) -> Result<std::ops::Ran
     }
 }
 
-/// Parses the header of a record, and checks it against the directory, which starts at `directory`. `fixed` is the part
-/// of [`fixed_range`]; `read` reads what follows it.
+/// Parses the header of a record, and checks it against the directory, which starts at `directory`. `fixed` has the
+/// bytes of [`fixed_range`]; `read` reads those after it.
 pub fn parse_local_header(
     fixed: &[u8],
     entry: &CentralEntry,

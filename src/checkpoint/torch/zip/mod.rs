@@ -8,7 +8,7 @@
 //! fooled. So this reader accepts one form only. The end record is at the very end, the directory is right before
 //! it, and every number is equal in both its places.
 //!
-//! Where each read takes long, the headers of records are not read here, but together with the records.
+//! In a store, where each small read is slow, the first read of a record also reads and checks its header.
 
 mod archive;
 mod deduced_records;

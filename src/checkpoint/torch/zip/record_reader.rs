@@ -1,14 +1,14 @@
-//! Finds where the bytes of each record begin: by its header, or by arithmetic where a read takes long.
+//! Finds the offset of each record: in its header, or by arithmetic for a file in a store.
 
 use crate::source::ReadAt;
 use crate::threads::parallel_map;
 
-use super::deduced_records::{deduce_records, deferred_checks};
+use super::deduced_records::{deduce_records, defer_checks};
 use super::directory::CentralEntry;
 use super::error::ZipError;
 use super::local_header::{ZipRecord, fixed_range, parse_local_header, read_local_header};
 
-/// The largest gap between two headers that one request of a store fetches with them.
+/// The largest gap between two headers that one request to a store fetches.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
 /// The largest range that one request for headers fetches: with many small records, several requests are made at once.
@@ -17,7 +17,7 @@ const MAX_REQUEST_BYTES: u64 = 1 << 20;
 /// Requests for the headers of one file that are in flight at once. Several files are read at once, too.
 const MAX_REQUEST_COUNT: usize = 8;
 
-/// The records of entries, which are in the order of their headers. The directory starts at `directory`.
+/// Finds the records of `entries`, which are in the order of their headers. The directory starts at `directory`.
 pub fn read_records(
     file: &dyn ReadAt,
     entries: Vec<CentralEntry>,
@@ -29,15 +29,15 @@ pub fn read_records(
     match deduce_records(&entries, directory) {
         Some(records) => {
             // A second parse of the same open file would defer the same checks.
-            slot.get_or_init(|| deferred_checks(entries, &records, directory));
+            slot.get_or_init(|| defer_checks(entries, &records, directory));
             Ok(records)
         }
-        None => read_at_once(file, &entries, directory),
+        None => read_in_groups(file, &entries, directory),
     }
 }
 
-/// Reads all headers by few requests, several at once.
-fn read_at_once(
+/// Reads all headers with few requests, several at once.
+fn read_in_groups(
     file: &dyn ReadAt,
     entries: &[CentralEntry],
     directory: u64,

@@ -1,11 +1,11 @@
-//! The end of a zip file, read at once where each read takes long.
+//! The end of a zip file, which one request fetches from a store.
 
 use crate::source::{ReadAt, SourceError};
 
-/// Bytes of the tail: it has the end records, and a directory of some 600 records.
+/// Bytes of the tail: enough for the end records, and a directory of some 600 records.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// A file whose tail is in memory, if each read of it takes long.
+/// A file whose tail is in memory, if the file lies in a store.
 pub struct TailedFile<'a> {
     file: &'a dyn ReadAt,
     tail: Vec<u8>,

@@ -112,8 +112,8 @@ impl AwsFiles {
         Some(AwsProfile { name: name.to_owned(), values, session: session.unwrap_or_default() })
     }
 
-    /// The profile that the environment names, or the default one, which may be missing. The error is the name of a profile
-    /// that is named and missing.
+    /// The profile that the environment names, or the default one, which may be missing. The error is the
+    /// missing profile that the environment names.
     pub fn current_profile(&self) -> Result<AwsProfile, String> {
         let named = non_empty("AWS_PROFILE").or_else(|| non_empty("AWS_DEFAULT_PROFILE"));
         let name = named.as_deref().unwrap_or(DEFAULT_PROFILE);

@@ -1,7 +1,7 @@
 //! Single sign-on of AWS: the login that `aws sso login` leaves in a file, and the credentials of a role for it.
 //!
-//! The login of an `sso_session` has a refresh token. By that it is renewed here as AWS's programs do, and written back to
-//! its file: the service may accept each refresh token once.
+//! The login of an `sso_session` has a refresh token. It renews the login here, as in the AWS CLI. The renewed login is
+//! written back to its file: the service may accept each refresh token only once.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ use super::token_service::{
     parse_time, read_token, refused,
 };
 
-/// How long before it expires a login is renewed.
+/// A login is renewed this long before it expires.
 const RENEWAL_MARGIN: TimeDelta = TimeDelta::minutes(5);
 
-/// The longest time that a login can be said to hold.
+/// The longest lifetime of a login that an answer can state.
 const MAX_LOGIN_SECONDS: i64 = 365 * 86_400;
 
 #[derive(Deserialize)]
@@ -49,18 +49,18 @@ struct RoleCredentials {
 #[serde(rename_all = "camelCase")]
 struct TokenAnswer {
     access_token: String,
-    /// The seconds that the token holds.
+    /// The lifetime of the token in seconds.
     expires_in: i64,
     refresh_token: Option<String>,
 }
 
-/// A login, with all that its file has: other programs read it, too.
+/// A login, with all fields of its file: other programs read that, too.
 struct Login {
     path: PathBuf,
     fields: Map<String, Value>,
 }
 
-/// The credentials of a role of an account, for a login.
+/// Fetches the credentials of a role of an account, for a login.
 pub async fn fetch_role(
     account: &SsoAccount,
     services: &TokenServices,
@@ -121,7 +121,7 @@ async fn access_token(
     match renew(&login, account, services).await {
         Ok(Some(token)) => Ok(token),
         failed => {
-            // It may hold for a while, or another program has just renewed it.
+            // The token may still be valid, or another program has just renewed it.
             let token = Login::read(account)?.token_until(Utc::now());
             token.map_or_else(|| Err(failed.err().unwrap_or_else(|| expired(account))), Ok)
         }
@@ -153,14 +153,14 @@ async fn renew(
     if let Err(error) = login.write(answer) {
         let path = login.path.display();
         tracing::warn!(
-            "{path}: the login with SSO was renewed, and cannot be written there: {error}"
+            "{path}: the login with SSO was renewed, but cannot be written there: {error}"
         );
     }
     Ok(Some(token))
 }
 
 impl Login {
-    /// The login that a session or an address has.
+    /// Reads the login of a session or a start URL.
     fn read(account: &SsoAccount) -> Result<Login, TokenError> {
         let path = cache_path(&account.cache_name);
         let text = read_token(&path).map_err(|_| {
@@ -178,13 +178,13 @@ impl Login {
         self.fields.get(name)?.as_str().filter(|text| !text.is_empty())
     }
 
-    /// The token, if it holds until a time.
+    /// The token, if it is valid until a time.
     fn token_until(&self, time: DateTime<Utc>) -> Option<String> {
         let expires_at = parse_time(self.text("expiresAt")?)?;
         (expires_at > time).then(|| self.text("accessToken").map(str::to_owned)).flatten()
     }
 
-    /// The request for another token; `None` if the login has no refresh token, or its program's registration has
+    /// The request for another token; `None` if the login has no refresh token, or its client's registration has
     /// expired.
     fn refresh_request(&self) -> Option<Value> {
         let registered_until = self.text("registrationExpiresAt").and_then(parse_time)?;
@@ -214,7 +214,7 @@ impl Login {
     }
 }
 
-/// The file in which `aws sso login` leaves the login of a session or an address.
+/// The file in which `aws sso login` leaves the login of a session or a start URL.
 fn cache_path(cache_name: &str) -> PathBuf {
     let algorithm = &ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
     let hash = ring::digest::digest(algorithm, cache_name.as_bytes());
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_lies_where_the_program_of_aws_leaves_it() {
+    fn a_login_lies_where_the_aws_cli_leaves_it() {
         let path = cache_path("my-sso");
         assert!(
             path.ends_with(".aws/sso/cache/0ad374308c5a4e22f723adf10145eafad7c4031c.json"),

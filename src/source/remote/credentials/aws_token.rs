@@ -45,7 +45,7 @@ pub async fn fetch(
     }
 }
 
-/// The credentials of a role that others assume.
+/// Assumes a role with other credentials.
 async fn assume_role(
     services: &TokenServices,
     role: &AwsRole,
@@ -58,7 +58,7 @@ async fn assume_role(
     ask_sts(services, role, form, Some(base)).await
 }
 
-/// The credentials of a role that an identity assumes by its token.
+/// Assumes a role with the token of a web identity.
 async fn assume_role_with_identity(
     services: &TokenServices,
     role: &AwsRole,

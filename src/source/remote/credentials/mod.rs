@@ -163,8 +163,8 @@ pub fn gcp_default_file() -> Option<PathBuf> {
     moved.filter(|path| path.is_file())
 }
 
-/// Sets of variables of which each states credentials of Azure. Of a set that is not whole, the client would ask the machine
-/// for an identity.
+/// Sets of variables, each with credentials of Azure. With an incomplete set, the client would ask for the machine's
+/// managed identity.
 const AZURE_CREDENTIALS: [&[&str]; 10] = [
     &["AZURE_STORAGE_ACCOUNT_KEY"],
     &["AZURE_STORAGE_ACCESS_KEY"],

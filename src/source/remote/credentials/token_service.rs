@@ -28,7 +28,7 @@ pub struct TokenServices {
 #[derive(Debug)]
 pub struct TemporaryCredential {
     pub credential: AwsCredential,
-    /// `None` if they do not, as far as is known.
+    /// `None` if it is unknown.
     pub expires_at: Option<DateTime<Utc>>,
 }
 
@@ -53,7 +53,7 @@ pub fn refused(why: impl Into<String>, remedy: impl Into<String>) -> TokenError 
 }
 
 impl TokenServices {
-    /// The endpoint of a service: its own or the one for all that the environment states, or the cloud's.
+    /// The endpoint of a service: its own variable, the variable for all, the profile's endpoint, or the cloud's.
     pub fn endpoint(&self, service: &str, default_endpoint: String) -> String {
         non_empty(&format!("AWS_ENDPOINT_URL_{service}"))
             .or_else(|| non_empty("AWS_ENDPOINT_URL"))
@@ -73,7 +73,7 @@ impl TokenServices {
     }
 }
 
-/// The text of a file with a token.
+/// Reads a file with a token.
 pub fn read_token(path: &Path) -> std::io::Result<String> {
     if std::fs::metadata(path)?.len() > MAX_TOKEN_BYTES {
         return Err(std::io::Error::other("it is too long for a token"));
@@ -111,10 +111,10 @@ pub fn parse_endpoint(endpoint: &str, path: &str) -> Result<Url, TokenError> {
     Ok(url)
 }
 
-/// A time as services and commands of AWS write it; `None` if it is none.
+/// Parses a time as AWS's services and CLI write it.
 pub fn parse_time(text: &str) -> Option<DateTime<Utc>> {
     let rfc = DateTime::parse_from_rfc3339(text).map(|time| time.to_utc()).ok();
-    // Of older versions of AWS's program.
+    // Older versions of the AWS CLI write this form.
     let old = || NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%SUTC").ok();
     rfc.or_else(|| Some(old()?.and_utc()))
 }

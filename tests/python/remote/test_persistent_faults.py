@@ -1,4 +1,4 @@
-"""Loads and mounts in bad weather: servers that die and return, and answers that fail or break all the time. Bytes are right."""
+"""Loads and mounts while a server dies and returns, and while answers fail or break all the time. Bytes are right."""
 
 import threading
 import time
@@ -27,20 +27,20 @@ def large(server, tmp_path_factory):
     return server.upload(folder, "weather"), tensors
 
 
-def by_load(mounts, url):
+def load_directly(mounts, url):
     return load_file(url)
 
 
-def by_mount(mounts, url):
+def load_through_mount(mounts, url):
     mount = mounts(url)
-    # Not mapped: a page fault would hold the lock of the interpreter, and with it the thread that changes the weather.
+    # Not mapped: a page fault would hold the lock of the interpreter, which the thread that sets faults needs.
     return load((mount / "model.safetensors").read_bytes())
 
 
-every_way = pytest.mark.parametrize("read", [by_load, by_mount])
+both_readers = pytest.mark.parametrize("read", [load_directly, load_through_mount])
 
 
-@every_way
+@both_readers
 @pytest.mark.parametrize("status", [500, 503])
 def test_every_tenth_request_fails(mounts, store, models, large, read, status):
     folder, url, _ = models
@@ -52,8 +52,8 @@ def test_every_tenth_request_fails(mounts, store, models, large, read, status):
     assert stats["faulted"] == stats["requests"] // 10 > 0
 
 
-@every_way
-def test_a_body_is_cut_at_each_64_kib_of_a_part(mounts, store, tmp_path, read):
+@both_readers
+def test_a_body_that_is_cut_at_each_64_kib_is_resumed(mounts, store, tmp_path, read):
     # One whole part.
     tensors = {"t": torch.randn(2, 1 << 20)}
     (tmp_path / "cut").mkdir()
@@ -63,18 +63,18 @@ def test_a_body_is_cut_at_each_64_kib_of_a_part(mounts, store, tmp_path, read):
     check_same(read(mounts, url), tensors)
     stats = store.stats
     size = tensors["t"].nbytes
-    # Each request goes on where the one before it broke: nothing is sent twice.
+    # Each request resumes where the one before it broke: nothing is sent twice.
     assert stats["faulted"] >= size // CUT_BYTES - 1 and stats["bytes"] < 1.05 * size
 
 
-@every_way
+@both_readers
 def test_the_server_dies_while_it_is_read_and_returns(mounts, store, large, read):
     url, tensors = large
-    # Some seconds of bytes.
+    # The load takes some seconds.
     speed = {"path": "/weather/", "bytes_per_second": 3_000_000}
     store.fault(**speed)
-    found = []
-    reader = threading.Thread(target=lambda: found.append(read(mounts, url)))
+    results = []
+    reader = threading.Thread(target=lambda: results.append(read(mounts, url)))
     reader.start()
     until("parts are under way", lambda: store.stats["bytes"] > 4_000_000)
     sent = store.stats["bytes"]
@@ -84,13 +84,13 @@ def test_the_server_dies_while_it_is_read_and_returns(mounts, store, large, read
     store.fault(**speed)
     reader.join()
     assert sent < sum(tensor.nbytes for tensor in tensors.values()) and failed > 0
-    check_same(found[0], tensors)
+    check_same(results[0], tensors)
 
 
-@every_way
+@both_readers
 def test_the_version_changes_between_two_parts(mounts, store, large, read):
     url, tensors = large
-    # The header and a part come before.
+    # The header and a part come before the change.
     store.fault(path="/weather/", method="GET", etag_from=3)
     with pytest.raises((ckptfs.SafetensorError, OSError), match="changed|Stale|Input/output"):
         read(mounts, url)
