@@ -21,7 +21,7 @@ mod prefetch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::log_throttle::LogThrottle;
 use crate::virtual_file::VirtualFileReader;
@@ -65,6 +65,10 @@ pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 const LOCAL_WINDOW_BYTES: PreferredReadahead =
     PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_touches: false };
 
+/// Memory of the limit that is left to connections of stores: 64 threads have some 400 KB of an answer each, and scratch
+/// memory.
+const MAX_STORE_RESERVE_BYTES: u64 = 48 << 20;
+
 /// The cache of all open virtual files of a program.
 pub struct Cache {
     blocks: Arc<BlockTable>,
@@ -73,6 +77,7 @@ pub struct Cache {
     traces: Option<Arc<TraceStore>>,
     executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
+    has_store: AtomicBool,
     log_throttle: Arc<LogThrottle>,
 }
 
@@ -89,6 +94,7 @@ impl Cache {
             traces: trace_folder.map(TraceStore::new),
             executors: Arc::default(),
             file_count: AtomicU64::new(0),
+            has_store: AtomicBool::new(false),
             log_throttle: Arc::default(),
         })
     }
@@ -102,7 +108,9 @@ impl Cache {
         let memory_limit = self.blocks.memory_limit();
         let sources =
             FileSources::new(reader, executors, memory_limit, Arc::clone(&counters), log_throttle);
-        let preferred = sources.preferred_readahead().unwrap_or(LOCAL_WINDOW_BYTES);
+        let preferred = sources.preferred_readahead();
+        self.has_store.fetch_or(preferred.is_some(), Ordering::Relaxed);
+        let preferred = preferred.unwrap_or(LOCAL_WINDOW_BYTES);
         let readahead =
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
         let prefetcher = Prefetcher::new(&file, self.traces.as_ref(), readahead);
@@ -118,7 +126,9 @@ impl Cache {
 
     /// Sets the memory limit. What is held above it is freed at once, but for buffers in use.
     pub fn set_memory_limit(&self, bytes: u64) {
-        self.blocks.set_memory_limit(bytes);
+        let has_store = self.has_store.load(Ordering::Relaxed);
+        let reserved = if has_store { (bytes / 8).min(MAX_STORE_RESERVE_BYTES) } else { 0 };
+        self.blocks.set_memory_limit(bytes - reserved);
     }
 
     /// Writes the access traces of all open files too, and waits up to half a second for all that are being written.

@@ -207,14 +207,14 @@ impl FileSources {
         }
     }
 
-    /// Reads adjacent blocks of a source file, with one request if it lies in a store. Each begins at the
-    /// start of its buffer.
+    /// Reads adjacent blocks of a source file, with one request if it lies in a store. Each gets its
+    /// [`place_in_buffer`].
     pub fn read_adjacent(&self, blocks: &mut [(BlockId, Buffer)]) -> Result<(), CacheError> {
         let Some(&(first, _)) = blocks.first() else { return Ok(()) };
         let source = self.source(first.source);
         let mut targets: Vec<_> = blocks
             .iter_mut()
-            .map(|(id, buffer)| (id.start, &mut buffer[..(id.end - id.start) as usize]))
+            .map(|(id, buffer)| (id.start, &mut buffer[place_in_buffer(&id.range())]))
             .collect();
         let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
         let is_read = match &source.file {
@@ -230,8 +230,8 @@ impl FileSources {
         Ok(())
     }
 
-    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns
-    /// the place of the range in the buffer: its offset in a page is that in the source.
+    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns its
+    /// [`place_in_buffer`].
     pub fn read_run(
         &self,
         source: BlockSource,
@@ -239,8 +239,8 @@ impl FileSources {
         out: &mut [u8],
     ) -> Result<Range<usize>, SourceError> {
         let source = self.source(source);
-        let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
-        let len = before + (range.end - range.start) as usize;
+        let place = place_in_buffer(range);
+        let (before, len) = (place.start, place.end);
         let aligned = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
         let file = source.file.as_ref();
         let read_direct =
@@ -248,10 +248,10 @@ impl FileSources {
         if file.map_or(Ok(false), read_direct)? {
             self.counters.direct_bytes.fetch_add(len as u64, Relaxed);
         } else {
-            source.read_through(&self.reader, &mut out[before..len], range.start)?;
+            source.read_through(&self.reader, &mut out[place.clone()], range.start)?;
             self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
         }
-        Ok(before..len)
+        Ok(place)
     }
 
     /// Fills `out` from any offset of a source, through the page cache.
@@ -452,6 +452,12 @@ impl OriginReader {
         let (file, guard) = self.file.as_ref()?;
         Some(guard.retain(file.open_file(), range))
     }
+}
+
+/// The place of a range of a source in an aligned buffer: its offset in a page is that in the source.
+pub fn place_in_buffer(range: &Range<u64>) -> Range<usize> {
+    let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
+    before..before + (range.end - range.start) as usize
 }
 
 /// The part of a reply for `range` that a range in it fills.

@@ -73,7 +73,7 @@ impl OpenBlockFile {
                 Some(scratch) => scratch,
                 empty => empty.insert(MmapMut::map_anon(SCRATCH_BYTES)?),
             };
-            let targets = targets.map(|(at, target)| (at, target));
+            let targets = targets.map(|(at, target)| (at, &mut target[..]));
             let mut spans = plan_spans(range, targets, scratch);
             self.fill(range, &mut spans)?;
             let checked = check(&spans)?;
