@@ -20,7 +20,6 @@ use super::block_reader::BlockReader;
 use super::ledger::{RoomDecision, SpaceLedger};
 use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
-use super::object::CachedObject;
 use super::usage::{ObjectFolder, object_folders};
 
 /// Maximum blocks that stay open for random readers. Each takes one or two descriptors.
@@ -108,11 +107,6 @@ impl DiskCache {
             open_blocks: Mutex::new(LruCache::new(MAX_OPEN_BLOCKS)),
             paused_until: Mutex::default(),
         })
-    }
-
-    /// The blocks of a version of an object.
-    pub fn object(self: &Arc<Self>, version: CachedVersion) -> CachedObject {
-        CachedObject::new(Arc::clone(self), version)
     }
 
     pub(super) fn object_folder(&self, id: &ObjectId) -> PathBuf {

@@ -15,6 +15,7 @@ use crate::threads::lock;
 
 use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name};
 use super::folder::DiskCache;
+use super::usage::covered_bytes;
 use super::{CachedVersion, ObjectId};
 
 /// The time before a miss lists the blocks of other processes again: a miss costs a request, and a listing is faster.
@@ -42,7 +43,8 @@ struct KnownBlocks {
 }
 
 impl CachedObject {
-    pub(super) fn new(cache: Arc<DiskCache>, version: CachedVersion) -> CachedObject {
+    /// The blocks of a version of an object in a cache.
+    pub fn new(cache: Arc<DiskCache>, version: CachedVersion) -> CachedObject {
         let id = version.id();
         let folder = cache.object_folder(&id);
         let (blocks, has_manifest) = Default::default();
@@ -184,16 +186,6 @@ impl CachedObject {
         }
         Ok(())
     }
-}
-
-/// Bytes in ranges that are in order. Overlaps count once.
-pub(super) fn covered_bytes(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
-    let (mut covered, mut end) = (0, 0);
-    for range in ranges {
-        covered += range.end.saturating_sub(range.start.max(end));
-        end = end.max(range.end);
-    }
-    covered
 }
 
 /// Bytes of a range that sorted blocks cover. Blocks are short, so all that start far before it are skipped.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use super::block::parse_block_name;
 use super::manifest::{CachedVersion, MANIFEST_NAME, MAX_MANIFEST_BYTES, ObjectId};
-use super::object::covered_bytes;
 
 /// The folder of one version of an object.
 #[derive(Debug)]
@@ -49,6 +48,16 @@ fn block_files(folder: &Path) -> Vec<BlockFile> {
         Some(BlockFile { path: entry.path(), range, disk_bytes, used })
     };
     entries.filter_map(block).collect()
+}
+
+/// Bytes in ranges that are in order. Overlaps count once.
+pub fn covered_bytes(ranges: impl Iterator<Item = std::ops::Range<u64>>) -> u64 {
+    let (mut covered, mut end) = (0, 0);
+    for range in ranges {
+        covered += range.end.saturating_sub(range.start.max(end));
+        end = end.max(range.end);
+    }
+    covered
 }
 
 impl ObjectFolder {

@@ -218,7 +218,7 @@ impl RemoteStore {
     pub fn cached_object(&self, key: &str, version: &ObjectVersion) -> Option<CachedObject> {
         let version =
             version.to_cached(self.url_of(key).to_string(), self.identity.clone(), key.to_owned());
-        Some(self.cache.as_ref()?.object(version))
+        Some(CachedObject::new(Arc::clone(self.cache.as_ref()?), version))
     }
 
     /// The objects that can be read without a request.
