@@ -164,15 +164,3 @@ class Moto(Store):
 
     def delete(self, key):
         self.send("DELETE", f"/{BUCKET}/{quote(key)}")
-
-
-class FolderServer(Moto):
-    """A folder that the proxy serves as S3 without a server behind it: faster than others, for large objects."""
-
-    def __init__(self, folder):
-        self.server = self.proxy = start(find_proxy(), "--folder", folder)
-        self.port = int(self.proxy.stdout.readline())
-
-    def end(self):
-        os.killpg(self.proxy.pid, signal.SIGKILL)
-        self.proxy.wait()

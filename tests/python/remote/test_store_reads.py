@@ -194,19 +194,19 @@ def test_a_daemon_takes_little_memory_beside_its_limit(mounts, monkeypatch, tmp_
     import torch
     from safetensors.torch import save_file
 
-    from stores import FolderServer
+    from stores import BUCKET, ServedFolder
 
     limit, readers, tensors = 32 << 20, 8, 64
-    (tmp_path / "bucket/large").mkdir(parents=True)
+    server = ServedFolder(tmp_path)
+    (tmp_path / BUCKET / "large").mkdir()
     save_file({f"{n:02}": torch.full((8 << 20,), n, dtype=torch.uint8) for n in range(tensors)},
-              tmp_path / "bucket/large/model.safetensors")  # fmt: skip
+              tmp_path / BUCKET / "large/model.safetensors")  # fmt: skip
     with ExitStack() as stack:
-        server = FolderServer(tmp_path)
         stack.callback(server.end)
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         server.fault(latency_ms=10)
-        mount = mounts("s3://bucket/large", "--memory", "32M")
+        mount = mounts(f"{server.url}/large", "--memory", "32M")
         path = mount / "model.safetensors"
         size = path.stat().st_size
 

@@ -93,7 +93,7 @@ pub fn bad_endpoint(endpoint: &str) -> TokenError {
 pub fn bad_answer(service: &str, endpoint: &str) -> TokenError {
     refused(
         format!("{service} at {endpoint} answers without credentials"),
-        "check that this is its address: AWS_ENDPOINT_URL_STS, AWS_ENDPOINT_URL_SSO, AWS_ENDPOINT_URL",
+        "check that this is its address: AWS_ENDPOINT_URL_STS, AWS_ENDPOINT_URL_SSO, AWS_ENDPOINT_URL_SSO_OIDC, AWS_ENDPOINT_URL",
     )
 }
 
