@@ -84,7 +84,7 @@ impl DeferredChecks {
         near.map_or(range.start, |start| start.min(range.start))..range.end
     }
 
-    /// Fills `buf` as [`FileHandle::read_available_at`] does, and checks the headers of what it returns.
+    /// Fills `buf` as `FileHandle::read_available_at` does, and checks the headers of what it returns.
     pub fn read_available_at(
         &self,
         file: &CheckedFile<'_>,
@@ -102,7 +102,7 @@ impl DeferredChecks {
         Ok(read)
     }
 
-    /// Fills targets as [`FileHandle::read_scattered`] does, and checks the headers of what it returns.
+    /// Fills targets as `FileHandle::read_scattered` does, and checks the headers of what it returns.
     pub fn read_scattered(
         &self,
         file: &CheckedFile<'_>,
