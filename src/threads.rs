@@ -6,6 +6,7 @@
 //! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
 
 use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -14,6 +15,32 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 /// time.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks a mutex that a forked child uses too, and holds forks back while it is held: no other thread holds it in a child.
+pub fn lock_holding_forks<T>(mutex: &Mutex<T>) -> ForkSafeGuard<'_, T> {
+    let _forks = hold_forks();
+    ForkSafeGuard { guard: lock(mutex), _forks }
+}
+
+/// The guard of [`lock_holding_forks`]. The mutex is unlocked before forks go on.
+pub struct ForkSafeGuard<'a, T> {
+    guard: MutexGuard<'a, T>,
+    _forks: RwLockReadGuard<'static, ()>,
+}
+
+impl<T> Deref for ForkSafeGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for ForkSafeGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
 }
 
 /// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.

@@ -84,6 +84,17 @@ impl DeferredChecks {
         near.map_or(range.start, |start| start.min(range.start))..range.end
     }
 
+    /// The headers that describe bytes of a range and are not in `kept`.
+    pub fn headers_outside(
+        &self,
+        range: Range<u64>,
+        kept: &Range<u64>,
+    ) -> impl Iterator<Item = Range<u64>> {
+        let headers = self.headers_in(range);
+        let headers = headers.map(|n| self.headers[n].start..self.headers[n].data.start);
+        headers.filter(|header| header.start < kept.start || header.end > kept.end)
+    }
+
     /// Fills `buf` as `FileHandle::read_available_at` does, and checks the headers of what it returns.
     pub fn read_available_at(
         &self,

@@ -224,10 +224,15 @@ impl OpenFile {
     /// Keeps a range of a file in a store in the cache on disk, with the header that a read of it checks. Returns the
     /// number of bytes that were there.
     pub fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
-        self.handle.keep_on_disk(match self.file.deferred.get() {
-            None => range,
-            Some(checks) => checks.with_header(range),
-        })
+        let Some(checks) = self.file.deferred.get() else {
+            return self.handle.keep_on_disk(range);
+        };
+        let (len, with_header) = (range.end - range.start, checks.with_header(range.clone()));
+        for header in checks.headers_outside(range, &with_header) {
+            self.handle.keep_on_disk(header)?;
+        }
+        // Headers do not count.
+        Ok(self.handle.keep_on_disk(with_header)?.min(len))
     }
 
     /// Bytes of ranges that a read would fetch from a store, by the names of the blocks in the cache on disk.

@@ -19,6 +19,13 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Held by each test from its beginning: memory is measured for the whole process, and the values to parse
 /// are large.
 pub fn alone() -> MutexGuard<'static, ()> {
+    // As in the daemon: freed memory of a parse returns to the system, and is not counted for the next one.
+    #[cfg(target_env = "gnu")]
+    #[allow(unsafe_code)]
+    // SAFETY: mallopt sets a number of the allocator, which does its own locking.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+    }
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -13,6 +13,7 @@ use memmap2::MmapMut;
 use rustix::fs::{Advice, CWD, Mode, OFlags, Timespec, Timestamps, fadvise, futimens, openat};
 use rustix::io::{Errno, preadv};
 
+use crate::source::file_limit::open_within_limit;
 use crate::source::page_cache::count_cached_pages;
 
 use super::block::{BlockError, HEADER_BYTES};
@@ -48,7 +49,8 @@ pub struct OpenBlockFile {
 impl OpenBlockFile {
     pub fn open(path: &Path) -> io::Result<OpenBlockFile> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let open = |flags| openat(CWD, path, flags, Mode::empty()).map(File::from);
+        let open =
+            |flags| open_within_limit(|| openat(CWD, path, flags, Mode::empty())).map(File::from);
         let (file, is_direct) = match open(flags | OFlags::DIRECT) {
             // Its filesystem has no direct reads.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => (open(flags)?, false),
@@ -112,7 +114,9 @@ impl OpenBlockFile {
         }
         let open = || {
             let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-            let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let open = || openat(CWD, path.as_str(), flags, Mode::empty());
+            let file = open_within_limit(open).ok()?;
             // Readahead would be waste: each read asks for all that it needs.
             let _ = fadvise(&file, 0, None, Advice::Random);
             Some(File::from(file))

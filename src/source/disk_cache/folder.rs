@@ -13,7 +13,7 @@ use rustix::fs::Mode;
 
 use crate::private_folder::{create_private, open_private};
 use crate::temp_file::TempFile;
-use crate::threads::lock;
+use crate::threads::{lock, lock_holding_forks};
 
 use super::block::{BLOCK_OVERHEAD_BYTES, BlockError};
 use super::block_reader::BlockReader;
@@ -73,20 +73,18 @@ impl DiskCache {
     /// The cache of some options; `None` if they disable it, or if it cannot be used. A warning then says so once.
     pub fn shared(options: &CacheOptions) -> Option<Arc<DiskCache>> {
         let folder = options.folder.as_ref()?;
-        if let Some(known) = lock(&CACHES).get_or_insert_default().get(options) {
+        if let Some(known) = lock_holding_forks(&CACHES).get_or_insert_default().get(options) {
             return known.clone();
         }
         let opened = DiskCache::open(options, folder);
+        if let Err(error) = &opened {
+            let folder = folder.display();
+            tracing::warn!(%folder, %error, "the cache on disk cannot be used: all is fetched from the store");
+        }
+        let opened = opened.ok().map(Arc::new);
         // Another thread may have been faster. All must use one ledger.
-        let mut caches = lock(&CACHES);
-        let cache = caches.get_or_insert_default().entry(options.clone()).or_insert_with(|| {
-            if let Err(error) = &opened {
-                let folder = folder.display();
-                tracing::warn!(%folder, %error, "the cache on disk cannot be used: all is fetched from the store");
-            }
-            opened.ok().map(Arc::new)
-        });
-        cache.clone()
+        let mut caches = lock_holding_forks(&CACHES);
+        caches.get_or_insert_default().entry(options.clone()).or_insert(opened).clone()
     }
 
     /// Opens the cache of a folder, and creates it if it is not there.
@@ -122,7 +120,9 @@ impl DiskCache {
         part: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
     ) -> Result<(), BlockError> {
-        let slot = lock(&self.open_blocks).get_or_insert(block_key(path), Default::default).clone();
+        let key = block_key(path);
+        let slot =
+            lock_holding_forks(&self.open_blocks).get_or_insert(key, Default::default).clone();
         let mut opened = lock(&slot);
         if let Some(reader) = opened.clone() {
             drop(opened);
@@ -134,7 +134,8 @@ impl DiskCache {
     }
 
     pub(super) fn forget_block(&self, path: &Path) {
-        lock(&self.open_blocks).pop(&block_key(path));
+        let key = block_key(path);
+        lock_holding_forks(&self.open_blocks).pop(&key);
     }
 
     /// Writes the manifest of an object, in a folder that is created with it.
@@ -148,7 +149,8 @@ impl DiskCache {
 
     /// Pauses writes. Reads go on.
     pub(super) fn pause_writes(&self, error: &io::Error) {
-        let paused = lock(&self.paused_until).replace(Instant::now() + WRITE_RETRY_INTERVAL);
+        let paused =
+            lock_holding_forks(&self.paused_until).replace(Instant::now() + WRITE_RETRY_INTERVAL);
         if paused.is_none() {
             let folder = self.folder.display();
             tracing::warn!(%folder, %error, "nothing more is kept in the cache on disk for now: make room, or change CKPTFS_CACHE_DIR, CKPTFS_CACHE_SIZE or CKPTFS_CACHE_MIN_FREE");
@@ -157,7 +159,7 @@ impl DiskCache {
 
     /// Makes room for bytes that will be written. False if there is none.
     pub(super) fn make_room(&self, bytes: u64) -> bool {
-        if lock(&self.paused_until).is_some_and(|until| Instant::now() < until) {
+        if lock_holding_forks(&self.paused_until).is_some_and(|until| Instant::now() < until) {
             return false;
         }
         let decision = match self.ledger.request(bytes) {
@@ -229,6 +231,8 @@ impl DiskCache {
             }
             // Another process may have removed it: its room is there as well.
             let _ = std::fs::remove_file(&block.path);
+            // An open file keeps its space.
+            self.forget_block(&block.path);
             removed.bytes += block.disk_bytes;
             removed.count += 1;
         }

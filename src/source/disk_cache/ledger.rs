@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::threads::lock;
+use crate::threads::lock_holding_forks;
 
 use super::limits::DiskLimits;
 
@@ -54,7 +54,7 @@ impl SpaceLedger {
     /// Asks for room for bytes that will be written. One thread at a time is told to scan. Meanwhile the others write
     /// without asking, which exceeds the limit by no more than writers of another process do.
     pub fn request(&self, bytes: u64) -> RoomDecision {
-        let mut space = lock(&self.space);
+        let mut space = lock_holding_forks(&self.space);
         let is_younger = |at: Option<Instant>, age| at.is_some_and(|at| at.elapsed() < age);
         if is_younger(space.scanning_since, SCAN_TIMEOUT) {
             return RoomDecision::Granted;
@@ -73,13 +73,13 @@ impl SpaceLedger {
 
     /// Records the free space of the disk.
     pub fn set_free(&self, bytes: u64) {
-        let mut space = lock(&self.space);
+        let mut space = lock_holding_forks(&self.space);
         (space.free, space.measured_at) = (bytes, Some(Instant::now()));
     }
 
     /// Records the result of a scan. Blocks that were written during it may be counted twice, until the next one.
     pub fn end_scan(&self, used: u64, free: u64) {
-        let mut space = lock(&self.space);
+        let mut space = lock_holding_forks(&self.space);
         space.used = used + space.written.unwrap_or(0);
         (space.free, space.measured_at) = (free, Some(Instant::now()));
         space.scanning_since = None;
@@ -87,7 +87,7 @@ impl SpaceLedger {
 
     /// Records bytes that were written.
     pub fn add_written(&self, bytes: u64) {
-        let mut space = lock(&self.space);
+        let mut space = lock_holding_forks(&self.space);
         space.used += bytes;
         space.free = space.free.saturating_sub(bytes);
         space.written = space.written.map(|written| written + bytes);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::source::scatter::has_targets;
-use crate::threads::lock;
+use crate::threads::lock_holding_forks;
 
 use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name};
 use super::folder::DiskCache;
@@ -85,7 +85,7 @@ impl CachedObject {
     /// The block that has a position and reaches furthest. A miss lists the folder again if the listing is old.
     fn find(&self, at: u64) -> Option<Range<u64>> {
         let (found, is_old) = {
-            let blocks = lock(&self.blocks);
+            let blocks = lock_holding_forks(&self.blocks);
             (blocks.find(at), blocks.listed_at.is_none_or(|at| at.elapsed() >= RELIST_INTERVAL))
         };
         if found.is_some() || !is_old {
@@ -93,7 +93,7 @@ impl CachedObject {
         }
         // Without the lock. A block that is gone meanwhile is forgotten when it is opened.
         let listed = self.list();
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = lock_holding_forks(&self.blocks);
         blocks.ends.extend(listed.into_iter().map(|block| (block.start, block.end)));
         blocks.listed_at = Some(Instant::now());
         blocks.find(at)
@@ -110,7 +110,7 @@ impl CachedObject {
 
     /// The start of the first block behind a position.
     fn next_start(&self, at: u64) -> Option<u64> {
-        lock(&self.blocks).ends.range(at..).next().map(|(&start, _)| start)
+        lock_holding_forks(&self.blocks).ends.range(at..).next().map(|(&start, _)| start)
     }
 
     /// Fills the targets from a block. False if it is gone or corrupt: it is forgotten then.
@@ -126,7 +126,7 @@ impl CachedObject {
             let _ = self.keep_manifest();
             return true;
         };
-        lock(&self.blocks).ends.remove(&block.start);
+        lock_holding_forks(&self.blocks).ends.remove(&block.start);
         self.cache.forget_block(&path);
         match error {
             BlockError::Corrupt => {
@@ -168,7 +168,9 @@ impl CachedObject {
         match writer.finish(&self.folder, &self.id) {
             Ok(range) => {
                 self.cache.add_written(len);
-                lock(&self.blocks).ends.insert(range.start, range.end);
+                // An older file of this name may be open.
+                self.cache.forget_block(&self.folder.join(block_name(&range)));
+                lock_holding_forks(&self.blocks).ends.insert(range.start, range.end);
             }
             // The folder was removed in between: this block is lost, and the next one creates it anew.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

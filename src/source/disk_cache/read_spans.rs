@@ -41,12 +41,17 @@ pub fn plan_spans<'a>(
     scratch: &'a mut [u8],
 ) -> Vec<Span<'a>> {
     let page = PAGE_BYTES as u64;
+    let targets: Vec<_> = targets.collect();
+    let end_of = |(at, target): &(u64, &mut [u8])| at + target.len() as u64;
+    // Targets that overlap are copied.
+    let is_disjoint = targets.windows(2).all(|two| end_of(&two[0]) <= two[1].0);
     let mut spans = SpanList { spans: Vec::new(), copies: Vec::new(), end: range.start, scratch };
     for (at, target) in targets {
         let end = at + target.len() as u64;
         let (first, last) = (at.next_multiple_of(page), end / page * page);
         let address = target.as_ptr().addr() + (first - at) as usize;
-        let is_in_place = address.is_multiple_of(PAGE_BYTES)
+        let is_in_place = is_disjoint
+            && address.is_multiple_of(PAGE_BYTES)
             && first + MIN_IN_PLACE_BYTES as u64 <= last
             && spans.spans.len() + 2 < MAX_SPANS;
         if !is_in_place {
@@ -99,6 +104,25 @@ mod tests {
     use memmap2::MmapMut;
 
     use super::*;
+
+    #[test]
+    fn targets_that_overlap_get_their_bytes_too() {
+        let file: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+        let mut memory = MmapMut::map_anon(1 << 20).unwrap();
+        let (first, rest) = memory.split_at_mut(256 << 10);
+        let (second, third) = rest.split_at_mut(256 << 10);
+        let targets = [(8192, &mut first[..90_000]), (8200, &mut second[..80_000])];
+        let targets = targets.into_iter().chain([(100_000, &mut third[..9])]);
+        let mut scratch = MmapMut::map_anon(256 << 10).unwrap();
+        for span in &mut plan_spans(&(4096..150_000), targets, &mut scratch) {
+            let len = span.bytes.len();
+            span.bytes.copy_from_slice(&file[4096..4096 + len]);
+            span.copy_out();
+        }
+        assert!(memory[..90_000] == file[8192..98_192]);
+        assert!(memory[256 << 10..][..80_000] == file[8200..88_200]);
+        assert!(memory[512 << 10..][..9] == file[100_000..100_009]);
+    }
 
     #[test]
     fn every_target_gets_its_bytes_and_whole_pages_are_read_in_place() {

@@ -215,6 +215,7 @@ impl RemoteFile {
             }
         }
         bytes.truncate(PAGE_BYTES as usize);
+        bytes.shrink_to_fit();
         Ok(bytes)
     }
 
@@ -281,7 +282,11 @@ impl FileHandle for RemoteFile {
             return Ok(0);
         }
         if available as u64 <= PAGE_BYTES {
-            self.read_pages(out, offset)?;
+            match self.read_pages(out, offset) {
+                // The cache may have these bytes, and lack others of their page.
+                Err(_) if self.store.options.offline => self.read_parts(out, offset)?,
+                read => read?,
+            }
         } else {
             self.read_parts(out, offset)?;
         }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use crate::threads::lock;
+use crate::threads::lock_holding_forks;
 
 /// Valid times in seconds: an outage of a day is an error.
 pub const SECONDS_RANGE: RangeInclusive<u32> = 1..=86_400;
@@ -68,12 +68,12 @@ static OVERRIDES: Mutex<Option<RemoteOverrides>> = Mutex::new(None);
 
 /// Sets the options of this process. Open sources keep theirs.
 pub fn set_remote_options(overrides: RemoteOverrides) {
-    *lock(&OVERRIDES) = Some(overrides);
+    *lock_holding_forks(&OVERRIDES) = Some(overrides);
 }
 
 /// The overrides of this process.
 pub fn remote_overrides() -> RemoteOverrides {
-    lock(&OVERRIDES).clone().unwrap_or_default()
+    lock_holding_forks(&OVERRIDES).clone().unwrap_or_default()
 }
 
 /// Parsers of the values on a command line.

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use lru::LruCache;
 
-use crate::threads::lock;
+use crate::threads::lock_holding_forks;
 
 /// Small reads fetch whole pages of this size: most headers, and the directory at the end of most zips, fit in one.
 pub const PAGE_BYTES: u64 = 64 << 10;
@@ -57,18 +57,18 @@ impl FilePages {
 
     pub fn slot(&self, number: u64) -> PageSlot {
         let key = PageKey { pid: std::process::id(), file: self.file, number };
-        Arc::clone(lock(&PAGES).get_or_insert(key, Default::default))
+        Arc::clone(lock_holding_forks(&PAGES).get_or_insert(key, Default::default))
     }
 
     /// The number of pages to fetch from a page on. It grows while pages are read in order.
     pub fn next_run(&self, number: u64) -> u64 {
-        lock(&self.run).next(number)
+        lock_holding_forks(&self.run).next(number)
     }
 }
 
 impl Drop for FilePages {
     fn drop(&mut self) {
-        let mut pages = lock(&PAGES);
+        let mut pages = lock_holding_forks(&PAGES);
         let own: Vec<PageKey> =
             pages.iter().map(|(key, _)| *key).filter(|key| key.file == self.file).collect();
         for key in own {
@@ -89,6 +89,7 @@ impl PageRun {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::threads::lock;
 
     #[test]
     fn pages_in_order_are_fetched_in_growing_runs() {

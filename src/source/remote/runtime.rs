@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::threads::{hold_forks, lock};
+use crate::threads::lock_holding_forks;
 
 /// Threads for sockets and encryption. Bytes are copied to their place by the reader's own thread.
 const THREAD_COUNT: usize = 2;
@@ -15,14 +15,13 @@ const THREAD_COUNT: usize = 2;
 static RUNTIME: Mutex<Option<(u32, Arc<Runtime>)>> = Mutex::new(None);
 
 fn runtime() -> io::Result<Arc<Runtime>> {
-    let mut current = lock(&RUNTIME);
+    let mut current = lock_holding_forks(&RUNTIME);
     let pid = std::process::id();
     if let Some((owner, runtime)) = &*current
         && *owner == pid
     {
         return Ok(Arc::clone(runtime));
     }
-    let _guard = hold_forks();
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREAD_COUNT)
         .thread_name("ckptfs-net")

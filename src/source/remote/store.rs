@@ -13,7 +13,7 @@ use object_store::{Attribute, GetOptions, GetRange, ObjectMeta};
 
 use crate::source::disk_cache::{CachedObject, CachedVersion, DiskCache};
 use crate::source::url::{QuerySource, SourceUrl, StoreKind};
-use crate::threads::lock;
+use crate::threads::lock_holding_forks;
 
 use super::client::{StoreClient, build_client, endpoint_of, hash_settings};
 use super::concurrency::{DEFAULT_MAX_LIMIT, RequestGate, RequestPermit};
@@ -108,7 +108,8 @@ impl RemoteStore {
             query: query.as_ref().map(|query| (query.source().clone(), query.hash())),
             pid: std::process::id(),
         };
-        let known = lock(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());
+        let known =
+            lock_holding_forks(&STORES).as_ref().and_then(|stores| stores.get(&key).cloned());
         if let Some(store) = known {
             return Ok(store);
         }
@@ -142,7 +143,7 @@ impl RemoteStore {
             has_noted_weak_versions: AtomicBool::new(false),
             known_objects: Mutex::default(),
         });
-        let mut stores = lock(&STORES);
+        let mut stores = lock_holding_forks(&STORES);
         let stores = stores.get_or_insert_default();
         Ok(Arc::clone(stores.entry(key).or_insert(store)))
     }
@@ -162,24 +163,24 @@ impl RemoteStore {
 
     /// The listing of a directory, if it is not older.
     pub fn known_listing(&self, key: &str, max_age: Duration) -> Option<Arc<StoreListing>> {
-        lock(&self.listings).get(key, max_age)
+        lock_holding_forks(&self.listings).get(key, max_age)
     }
 
     /// Forgets the listing that has an object of a key.
     pub fn forget_listing_of(&self, key: &str) {
         let parent = key.rsplit_once('/').map_or("", |(parent, _)| parent);
-        lock(&self.listings).remove(parent);
+        lock_holding_forks(&self.listings).remove(parent);
     }
 
     /// Keeps the listing of a directory.
     pub fn remember_listing(&self, key: String, listing: Arc<StoreListing>) {
-        lock(&self.listings).insert(key, listing);
+        lock_holding_forks(&self.listings).insert(key, listing);
     }
 
     /// Keeps an object that was looked at. Stores with listings need none.
     pub fn remember_object(&self, key: String, version: ObjectVersion) {
         if self.url.kind == StoreKind::Http {
-            let mut objects = lock(&self.known_objects);
+            let mut objects = lock_holding_forks(&self.known_objects);
             if objects.len() >= MAX_KNOWN_OBJECT_COUNT {
                 objects.clear();
             }
@@ -189,7 +190,7 @@ impl RemoteStore {
 
     /// The objects directly in a directory that were looked at; `None` without any.
     pub fn known_objects_in(&self, directory: &str) -> Option<Vec<(String, ObjectVersion)>> {
-        let objects = lock(&self.known_objects);
+        let objects = lock_holding_forks(&self.known_objects);
         let inside = objects.iter().filter_map(|(key, version)| {
             let (parent, name) = key.rsplit_once('/').unwrap_or(("", key));
             (parent == directory).then(|| (name.to_owned(), version.clone()))

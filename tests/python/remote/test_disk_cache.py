@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ckptfs as package
 import pytest
@@ -335,6 +336,43 @@ def test_the_least_recently_used_blocks_make_room(ckptfs, store, cache, tmp_path
     names = {one["url"] for one in left}
     assert "s3://bucket/evicted/0/model.safetensors" in names and "s3://bucket/evicted/5/model.safetensors" in names
     assert "s3://bucket/evicted/1/model.safetensors" not in names
+
+
+def test_evicted_blocks_take_no_space(mounts, store, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTFS_CACHE_SIZE", "3M")
+    for n in range(6):
+        store_tensor(store, f"closed/{n}/model.safetensors", n, tmp_path)
+    mount = mounts("s3://bucket/closed")
+    for n in [*range(6), 0, 1]:
+        assert (mount / str(n) / "model.safetensors").read_bytes()
+    links = [os.readlink(path) for path in Path(f"/proc/{mount.pid}/fd").iterdir()]
+    assert not [link for link in links if link.startswith(str(cache)) and link.endswith("(deleted)")]
+
+
+def test_children_of_a_process_that_loads_from_it_load_too(store, models, cache):
+    _, url, _ = models
+    code = """
+import os, sys, threading, time
+from ckptfs.torch import load_file
+url, is_over = sys.argv[1], False
+load_file(url)
+def load():
+    while not is_over:
+        load_file(url)
+threads = [threading.Thread(target=load, daemon=True) for _ in range(4)]
+[thread.start() for thread in threads]
+for _ in range(150):
+    child = os.fork()
+    if child == 0:
+        load_file(url, names="layers.0.*")
+        os._exit(0)
+    end = time.monotonic() + 60
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        assert time.monotonic() < end, "a child hangs"
+        time.sleep(0.002)
+is_over = True
+"""
+    subprocess.run([sys.executable, "-c", code, f"{url}/sharded"], check=True, timeout=300)
 
 
 def is_of(block, part):

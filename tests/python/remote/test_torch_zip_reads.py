@@ -205,22 +205,64 @@ def test_a_wrong_header_in_another_layout_is_refused_as_on_disk(ckptfs, store, t
     assert local.stderr.replace(str(tmp_path), f"s3://bucket/{key}") == remote.stderr
 
 
-def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, monkeypatch):
+@pytest.fixture
+def blocks(tmp_path, monkeypatch):
+    """The folder of an empty cache on disk."""
+    monkeypatch.delenv("CKPTFS_NO_CACHE")
+    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
+    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
+    monkeypatch.setenv("CKPTFS_CACHE_SIZE", "1GiB")
+    return tmp_path / "blocks"
+
+
+def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, blocks):
     # The headers of the tensors that are shown lie after those that are not, and before the tail of the file.
     model = {"a": numbers(1, 300, 300), "b": numbers(2, 300, 300)}
     torch.save({"optimizer": {"a": numbers(3, 300, 300)}, "model": model}, tmp_path / "model.pt")
     url = "s3://bucket/torch-zip/trained"
     store.put("torch-zip/trained/model.pt", (tmp_path / "model.pt").read_bytes())
-    monkeypatch.delenv("CKPTFS_NO_CACHE")
-    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
-    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
-    monkeypatch.setenv("CKPTFS_CACHE_SIZE", "1GiB")
     fetched = ckptfs("fetch", url)
     assert fetched.code == DONE, fetched.stderr
     store.fault()
     out = ckptfs.export(url, tmp_path / "out.safetensors", "--offline")
     assert store.stats["requests"] == 0
     check_same(load_plain(out), model)
+
+
+@pytest.mark.parametrize("part", [slice(400_000, 600_000), slice(399_984, None), slice(0, 100)])
+def test_a_part_of_a_storage_that_was_fetched_is_checked_offline(ckptfs, store, tmp_path, blocks, part):
+    whole = torch.arange(1_000_000, dtype=torch.float32)
+    model = {"before": numbers(1, 300, 300), "part": whole[part], "after": numbers(2, 300, 300)}
+    torch.save(model, tmp_path / "model.pt")
+    key = f"torch-zip/part-{part.start}-{part.stop}"
+    store.put(f"{key}/model.pt", (tmp_path / "model.pt").read_bytes())
+    fetched = ckptfs("fetch", f"s3://bucket/{key}")
+    assert fetched.code == DONE, fetched.stderr
+    check_same(load_plain(ckptfs.export(f"s3://bucket/{key}", tmp_path / "out.safetensors", "--offline")), model)
+
+
+def overlapping_archive(count=400, distance=16, name_bytes=40_000):
+    """An archive whose directory has more headers than there is room for: each starts within the one before."""
+    body = b"PK\3\4" + bytes(200 << 10)
+    names = [b"a/%06d" % n + b"x" * name_bytes for n in range(count)]
+    names[7] = names[7][:-8] + b"data.pkl"
+    entries = b"".join(
+        struct.pack("<IHHHHHHIIIHHHHHII", 0x02014B50, 20, 20, 0, 0, 0, 0, 0, 10, 10, len(name), 0, 0, 0, 0, 0, n * distance)
+        + name
+        for n, name in enumerate(names)
+    )
+    return body + entries + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, count, count, len(entries), len(body), 0)
+
+
+def test_headers_that_overlap_are_refused_and_harm_no_other_file(ckptfs, store, tmp_path, blocks):
+    torch.save({"w": numbers(1, 30)}, tmp_path / "good.pt")
+    store.put("torch-zip/overlapping/evil.pt", overlapping_archive())
+    store.put("torch-zip/overlapping/good.pt", (tmp_path / "good.pt").read_bytes())
+    for _ in range(2):
+        refused = ckptfs("inspect", "s3://bucket/torch-zip/overlapping/evil.pt")
+        assert refused.code == REFUSED and "evil.pt" in refused.stderr
+        listed = ckptfs("ls", "s3://bucket/torch-zip/overlapping")
+        assert "panicked" not in listed.stderr and "good.safetensors" in listed.stdout
 
 
 @pytest.mark.parametrize("fault", [

@@ -23,6 +23,7 @@ pub fn read_records(
     entries: Vec<CentralEntry>,
     directory: u64,
 ) -> Result<Vec<ZipRecord>, ZipError> {
+    check_disjoint(&entries, directory)?;
     let Some(slot) = file.deferred_checks() else {
         return entries.iter().map(|entry| read_local_header(file, entry, directory)).collect();
     };
@@ -34,6 +35,19 @@ pub fn read_records(
         }
         None => read_in_groups(file, &entries, directory),
     }
+}
+
+/// Refuses headers that overlap.
+fn check_disjoint(entries: &[CentralEntry], directory: u64) -> Result<(), ZipError> {
+    let mut end = 0;
+    for entry in entries {
+        let range = fixed_range(entry, directory)?;
+        if range.start < end {
+            return Err(ZipError::Overlap(entry.name.clone()));
+        }
+        end = range.end;
+    }
+    Ok(())
 }
 
 /// Reads all headers with few requests, several at once.
