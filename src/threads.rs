@@ -6,6 +6,7 @@
 //! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
 
 use std::cell::Cell;
+#[cfg(feature = "remote")]
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,17 +19,20 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Locks a mutex that a forked child uses too, and holds forks back while it is held: no other thread holds it in a child.
+#[cfg(feature = "remote")]
 pub fn lock_holding_forks<T>(mutex: &Mutex<T>) -> ForkSafeGuard<'_, T> {
     let _forks = hold_forks();
     ForkSafeGuard { guard: lock(mutex), _forks }
 }
 
 /// The guard of [`lock_holding_forks`]. The mutex is unlocked before forks go on.
+#[cfg(feature = "remote")]
 pub struct ForkSafeGuard<'a, T> {
     guard: MutexGuard<'a, T>,
     _forks: RwLockReadGuard<'static, ()>,
 }
 
+#[cfg(feature = "remote")]
 impl<T> Deref for ForkSafeGuard<'_, T> {
     type Target = T;
 
@@ -37,6 +41,7 @@ impl<T> Deref for ForkSafeGuard<'_, T> {
     }
 }
 
+#[cfg(feature = "remote")]
 impl<T> DerefMut for ForkSafeGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard
