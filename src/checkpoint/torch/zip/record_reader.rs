@@ -6,7 +6,9 @@ use crate::threads::parallel_map;
 use super::deduced_records::{deduce_records, defer_checks};
 use super::directory::CentralEntry;
 use super::error::ZipError;
-use super::local_header::{ZipRecord, fixed_range, parse_local_header, read_local_header};
+use super::local_header::{
+    ZipRecord, fixed_range, mismatch, parse_local_header, read_local_header,
+};
 
 /// The largest gap between two headers that one request to a store fetches.
 const MAX_GAP_BYTES: u64 = 64 << 10;
@@ -23,7 +25,6 @@ pub fn read_records(
     entries: Vec<CentralEntry>,
     directory: u64,
 ) -> Result<Vec<ZipRecord>, ZipError> {
-    check_disjoint(&entries, directory)?;
     let Some(slot) = file.deferred_checks() else {
         return entries.iter().map(|entry| read_local_header(file, entry, directory)).collect();
     };
@@ -43,7 +44,7 @@ fn check_disjoint(entries: &[CentralEntry], directory: u64) -> Result<(), ZipErr
     for entry in entries {
         let range = fixed_range(entry, directory)?;
         if range.start < end {
-            return Err(ZipError::Overlap(entry.name.clone()));
+            return Err(mismatch(entry));
         }
         end = range.end;
     }
@@ -56,6 +57,7 @@ fn read_in_groups(
     entries: &[CentralEntry],
     directory: u64,
 ) -> Result<Vec<ZipRecord>, ZipError> {
+    check_disjoint(entries, directory)?;
     let groups: Vec<&[CentralEntry]> = entries
         .chunk_by({
             let mut group_start = entries.first().map_or(0, |first| first.header_offset);
