@@ -46,6 +46,15 @@ def store(server, monkeypatch):
     server.fault()
 
 
+@pytest.fixture
+def cache(store, monkeypatch, tmp_path):
+    """The folder of an empty cache."""
+    monkeypatch.delenv("CKPTFS_NO_CACHE")
+    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
+    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
+    return tmp_path / "blocks"
+
+
 @pytest.fixture(scope="session")
 def models(server, tmp_path_factory):
     """The folder on disk, its URL, and the names in it."""

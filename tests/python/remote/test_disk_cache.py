@@ -29,15 +29,6 @@ FEW_BYTES = 100_000
 
 
 @pytest.fixture
-def cache(store, monkeypatch, tmp_path):
-    """The folder of an empty cache."""
-    monkeypatch.delenv("CKPTFS_NO_CACHE")
-    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
-    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
-    return tmp_path / "blocks"
-
-
-@pytest.fixture
 def small_disk(tmp_path, monkeypatch, cache):
     """A disk of 3 MiB with the folder of the cache."""
     disk = tmp_path / "disk"

@@ -205,17 +205,7 @@ def test_a_wrong_header_in_another_layout_is_refused_as_on_disk(ckptfs, store, t
     assert local.stderr.replace(str(tmp_path), f"s3://bucket/{key}") == remote.stderr
 
 
-@pytest.fixture
-def blocks(tmp_path, monkeypatch):
-    """The folder of an empty cache on disk."""
-    monkeypatch.delenv("CKPTFS_NO_CACHE")
-    monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "blocks"))
-    monkeypatch.setenv("CKPTFS_CACHE_MIN_FREE", "0")
-    monkeypatch.setenv("CKPTFS_CACHE_SIZE", "1GiB")
-    return tmp_path / "blocks"
-
-
-def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, blocks):
+def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, cache):
     # The headers of the tensors that are shown lie after those that are not, and before the tail of the file.
     model = {"a": numbers(1, 300, 300), "b": numbers(2, 300, 300)}
     torch.save({"optimizer": {"a": numbers(3, 300, 300)}, "model": model}, tmp_path / "model.pt")
@@ -230,7 +220,7 @@ def test_what_was_fetched_is_checked_offline(ckptfs, store, tmp_path, blocks):
 
 
 @pytest.mark.parametrize("part", [slice(400_000, 600_000), slice(399_984, None), slice(0, 100)])
-def test_a_part_of_a_storage_that_was_fetched_is_checked_offline(ckptfs, store, tmp_path, blocks, part):
+def test_a_part_of_a_storage_that_was_fetched_is_checked_offline(ckptfs, store, tmp_path, cache, part):
     whole = torch.arange(1_000_000, dtype=torch.float32)
     model = {"before": numbers(1, 300, 300), "part": whole[part], "after": numbers(2, 300, 300)}
     torch.save(model, tmp_path / "model.pt")
@@ -254,7 +244,7 @@ def overlapping_archive(count=400, distance=16, name_bytes=40_000):
     return body + entries + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, count, count, len(entries), len(body), 0)
 
 
-def test_headers_that_overlap_are_refused_and_harm_no_other_file(ckptfs, store, tmp_path, blocks):
+def test_headers_that_overlap_are_refused_and_harm_no_other_file(ckptfs, store, tmp_path, cache):
     torch.save({"w": numbers(1, 30)}, tmp_path / "good.pt")
     store.put("torch-zip/overlapping/evil.pt", overlapping_archive())
     store.put("torch-zip/overlapping/good.pt", (tmp_path / "good.pt").read_bytes())
