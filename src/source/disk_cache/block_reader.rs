@@ -44,12 +44,7 @@ impl BlockReader {
             let header = spans.first().and_then(|span| span.bytes.get(..HEADER_BYTES));
             let checksums = header.and_then(|header| parse_header(header, object, range));
             let checksums = checksums.ok_or(BlockError::Corrupt)?;
-            compare(
-                spans,
-                file_offset(range, first.start),
-                &first,
-                checksums_from(&checksums, range, first.start),
-            )?;
+            compare(spans, file_offset(range, first.start), &first, range, &checksums)?;
             Ok(checksums)
         })?;
         file.mark_used(metadata.atime());
@@ -97,12 +92,7 @@ impl BlockReader {
         let start = place(step.start);
         let file_range = start / PAGE_BYTES as u64 * PAGE_BYTES as u64..place(step.end);
         self.file.read(&file_range, targets_in(&self.range, step, targets), |spans| {
-            compare(
-                spans,
-                start - file_range.start,
-                step,
-                checksums_from(&self.checksums, &self.range, step.start),
-            )
+            compare(spans, start - file_range.start, step, &self.range, &self.checksums)
         })
     }
 }
@@ -112,12 +102,6 @@ fn step(block: &Range<u64>, part: &Range<u64>, at: u64) -> Range<u64> {
     let start = at / CHECKED_BYTES * CHECKED_BYTES;
     let end = (start + READ_BYTES).min(part.end.next_multiple_of(CHECKED_BYTES));
     start.max(block.start)..end.min(block.end)
-}
-
-/// The checksums of a block from a position on.
-fn checksums_from<'a>(checksums: &'a [u32], block: &Range<u64>, at: u64) -> &'a [u32] {
-    let number = at / CHECKED_BYTES - block.start / CHECKED_BYTES;
-    checksums.get(number as usize..).unwrap_or_default()
 }
 
 /// The parts of the targets in a step, each with its offset in the file of the block.
@@ -134,15 +118,18 @@ fn targets_in<'a>(
     })
 }
 
-/// Compares pieces with their checksums. The first piece begins after `skipped` bytes of the spans.
+/// Compares pieces of a block with their checksums. The first piece begins after `skipped` bytes of the spans.
 fn compare(
     spans: &[Span<'_>],
     skipped: u64,
     pieces: &Range<u64>,
+    block: &Range<u64>,
     checksums: &[u32],
 ) -> Result<(), BlockError> {
     let (mut skipped, mut at) = (skipped as usize, pieces.start);
-    let (mut checksums, mut digest) = (checksums.iter(), Digest::new(CrcAlgorithm::Crc32Iscsi));
+    let first = pieces.start / CHECKED_BYTES - block.start / CHECKED_BYTES;
+    let mut checksums = checksums.iter().skip(first as usize);
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     for span in spans {
         let mut bytes = span.bytes.get(skipped..).unwrap_or_default();
         skipped = skipped.saturating_sub(span.bytes.len());
