@@ -165,7 +165,7 @@ impl Proxy {
                 stats.authenticated += 1;
             }
         }
-        let guard = InFlight(Arc::clone(&self));
+        let guard = InFlight { proxy: Arc::clone(&self), is_counted: true };
         self.pass(request, guard).await
     }
 
@@ -283,11 +283,22 @@ impl Backend {
     }
 }
 
-struct InFlight(Arc<Proxy>);
+struct InFlight {
+    proxy: Arc<Proxy>,
+    is_counted: bool,
+}
+
+impl InFlight {
+    fn end(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.proxy.in_flight.fetch_sub(1, Relaxed);
+        }
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Relaxed);
+        self.end();
     }
 }
 
@@ -389,7 +400,7 @@ impl Body for FaultyBody {
             }
             this.sleep = None;
         }
-        if this.guard.as_ref().is_some_and(|guard| guard.0.is_down.load(Relaxed)) {
+        if this.guard.as_ref().is_some_and(|guard| guard.proxy.is_down.load(Relaxed)) {
             return Poll::Ready(Some(Err("down".into())));
         }
         if this.stall_after.is_some_and(|after| this.sent >= after) {
@@ -416,17 +427,26 @@ impl Body for FaultyBody {
         };
         let limits = [this.cut_after, this.stall_after, this.end_after];
         let room = limits.into_iter().flatten().map(|after| (after - this.sent) as usize).min();
-        let most = room.unwrap_or(usize::MAX).min(if this.bytes_per_second > 0 {
-            PIECE_BYTES
-        } else {
-            usize::MAX
+        let is_last = match &this.body {
+            Some(BodyKind::Stream(body)) => body.is_end_stream(),
+            _ => true,
+        };
+        let most = room.unwrap_or(usize::MAX).min(match this.bytes_per_second > 0 {
+            true => PIECE_BYTES,
+            // The end is a piece of its own.
+            false if is_last && bytes.len() > PIECE_BYTES => bytes.len() - PIECE_BYTES,
+            false => usize::MAX,
         });
         if bytes.len() > most {
             this.pending = Some(bytes.split_off(most));
         }
         this.sent += bytes.len() as u64;
-        if let Some(guard) = &this.guard {
-            guard.0.stats.lock().unwrap().bytes += bytes.len() as u64;
+        if let Some(guard) = &mut this.guard {
+            guard.proxy.stats.lock().unwrap().bytes += bytes.len() as u64;
+            // A client that has the last byte may send its next request before this body is dropped.
+            if is_last && this.pending.is_none() {
+                guard.end();
+            }
         }
         if this.bytes_per_second > 0 {
             let due = Duration::from_secs_f64(this.sent as f64 / this.bytes_per_second as f64);
