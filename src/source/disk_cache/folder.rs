@@ -17,7 +17,7 @@ use crate::threads::{lock, lock_holding_forks};
 
 use super::block::{BLOCK_OVERHEAD_BYTES, BlockError};
 use super::block_reader::BlockReader;
-use super::ledger::{RoomDecision, SpaceLedger};
+use super::ledger::{RoomDecision, SpaceLedger, SpaceReservation};
 use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
 use super::usage::{ObjectFolder, object_folders};
@@ -157,48 +157,45 @@ impl DiskCache {
         }
     }
 
-    /// Makes room for bytes that will be written. False if there is none.
-    pub(super) fn make_room(&self, bytes: u64) -> bool {
+    /// Makes room for bytes that will be written; `None` if there is none.
+    pub(super) fn make_room(&self, bytes: u64) -> Option<SpaceReservation<'_>> {
         if lock_holding_forks(&self.paused_until).is_some_and(|until| Instant::now() < until) {
-            return false;
+            return None;
         }
         let decision = match self.ledger.request(bytes) {
             RoomDecision::MeasureDisk => {
-                let Ok(free) = self.free_bytes() else { return false };
-                self.ledger.set_free(free);
+                self.ledger.set_free(self.free_bytes().ok()?);
                 self.ledger.request(bytes)
             }
             decision => decision,
         };
-        // If the new measurement is old already, the disk is slow. The next block measures again.
-        decision != RoomDecision::ScanFolder || self.scan_and_evict(bytes)
+        match decision {
+            RoomDecision::Granted(reservation) => Some(reservation),
+            RoomDecision::ScanFolder => self.scan_and_evict(bytes),
+            // The new measurement is old already: the disk is slow. The next block measures again.
+            RoomDecision::MeasureDisk => Some(self.ledger.reserve(bytes)),
+        }
     }
 
-    /// Scans the folder, and evicts blocks to make room for bytes. False if there is still no room.
-    fn scan_and_evict(&self, bytes: u64) -> bool {
+    /// Scans the folder, and evicts blocks to make room for bytes. `None` if there is still no room.
+    fn scan_and_evict(&self, bytes: u64) -> Option<SpaceReservation<'_>> {
         let folders = object_folders(&self.folder);
         let mut used = folders.iter().map(ObjectFolder::disk_bytes).sum();
-        let Ok(mut free) = self.free_bytes() else {
-            self.ledger.end_scan(used, 0);
-            return false;
-        };
-        if !self.limits.has_room(used, free, bytes) {
-            let removed = self.evict(folders, self.limits.excess(used, free, bytes)).bytes;
+        let mut free = self.free_bytes().unwrap_or(0);
+        let needed = bytes.saturating_add(self.ledger.reserved_bytes());
+        if free > 0 && !self.limits.has_room(used, free, needed) {
+            let removed = self.evict(folders, self.limits.excess(used, free, needed)).bytes;
             (used, free) = (used - removed, free + removed);
         }
-        self.ledger.end_scan(used, free);
-        let has_room = self.limits.has_room(used, free, bytes);
-        if !has_room {
+        let reservation = self.ledger.end_scan(used, free, bytes);
+        // Blocks that are being written may take the room for now: this one is not kept, and later ones are.
+        if reservation.is_none() && !self.limits.has_room(used, free, bytes) {
             self.pause_writes(&io::Error::other(format!(
                 "it has {} bytes at most, and leaves {} of the disk free",
                 self.limits.max_bytes, self.limits.min_free_bytes
             )));
         }
-        has_room
-    }
-
-    pub(super) fn add_written(&self, bytes: u64) {
-        self.ledger.add_written(bytes);
+        reservation
     }
 
     /// What the cache lacks to add `missing` bytes in `block_count` blocks without evicting `kept` bytes that it has;

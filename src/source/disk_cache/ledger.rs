@@ -1,11 +1,11 @@
-//! The space that a process knows of: bytes of all blocks, and bytes that are free on their disk.
+//! The space that a process knows of: bytes of all blocks, of those that it writes, and bytes that are free on their disk.
 //!
 //! Its lock is held for arithmetic alone. The caller measures the disk and scans the folder between two calls.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::threads::lock_holding_forks;
+use crate::threads::{ForkSafeGuard, lock_holding_forks};
 
 use super::limits::DiskLimits;
 
@@ -15,18 +15,22 @@ const RESCAN_BYTES: u64 = 1 << 30;
 /// The age at which the free space is measured again. A disk that other programs fill sooner fails a write.
 const FREE_SPACE_AGE: Duration = Duration::from_secs(1);
 
-/// The time after which a scan counts as abandoned: a forked child lacks the thread that began it.
-const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The decision on a request for room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RoomDecision {
+#[derive(Debug)]
+pub enum RoomDecision<'a> {
     /// There is room, or a scan of another thread will make it.
-    Granted,
-    /// The free space is unknown or old: measure it, and ask again.
+    Granted(SpaceReservation<'a>),
+    /// The free space is unknown or old: measure it, and request again.
     MeasureDisk,
     /// What is known leaves no room, or is old: scan the folder, and evict.
     ScanFolder,
+}
+
+/// Room for a block that is being written. A drop without a commit releases it.
+#[derive(Debug)]
+pub struct SpaceReservation<'a> {
+    ledger: &'a SpaceLedger,
+    bytes: u64,
 }
 
 /// Bytes that blocks take and that the disk has free.
@@ -38,12 +42,16 @@ pub struct SpaceLedger {
 
 #[derive(Debug, Default)]
 struct KnownSpace {
+    /// The process that reserves and scans: a forked child lacks the threads of its parent.
+    pid: u32,
     used: u64,
     /// Bytes that were written since the last scan began; `None` before the first scan.
     written: Option<u64>,
+    /// Bytes of blocks that are being written.
+    reserved: u64,
     free: u64,
     measured_at: Option<Instant>,
-    scanning_since: Option<Instant>,
+    is_scanning: bool,
 }
 
 impl SpaceLedger {
@@ -51,46 +59,89 @@ impl SpaceLedger {
         SpaceLedger { limits, space: Mutex::default() }
     }
 
-    /// Asks for room for bytes that will be written. One thread at a time is told to scan. Meanwhile the others write
-    /// without asking, which exceeds the limit by no more than writers of another process do.
-    pub fn request(&self, bytes: u64) -> RoomDecision {
+    fn lock(&self) -> ForkSafeGuard<'_, KnownSpace> {
         let mut space = lock_holding_forks(&self.space);
-        let is_younger = |at: Option<Instant>, age| at.is_some_and(|at| at.elapsed() < age);
-        if is_younger(space.scanning_since, SCAN_TIMEOUT) {
-            return RoomDecision::Granted;
+        let pid = std::process::id();
+        if space.pid != pid {
+            (space.pid, space.reserved, space.is_scanning) = (pid, 0, false);
         }
-        if !is_younger(space.measured_at, FREE_SPACE_AGE) {
+        space
+    }
+
+    /// Decides whether bytes may be written. One thread at a time scans. The others write without a decision until it
+    /// has finished, which exceeds the limit by no more than writers of another process do.
+    pub fn request(&self, bytes: u64) -> RoomDecision<'_> {
+        let mut space = self.lock();
+        if space.is_scanning {
+            return RoomDecision::Granted(self.reserve_in(&mut space, bytes));
+        }
+        if space.measured_at.is_none_or(|at| at.elapsed() >= FREE_SPACE_AGE) {
             return RoomDecision::MeasureDisk;
         }
         let is_recent = space.written.is_some_and(|written| written < RESCAN_BYTES);
-        if is_recent && self.limits.has_room(space.used, space.free, bytes) {
-            return RoomDecision::Granted;
+        let needed = space.reserved.saturating_add(bytes);
+        if is_recent && self.limits.has_room(space.used, space.free, needed) {
+            return RoomDecision::Granted(self.reserve_in(&mut space, bytes));
         }
-        space.scanning_since = Some(Instant::now());
+        space.is_scanning = true;
         space.written = Some(0);
         RoomDecision::ScanFolder
     }
 
+    fn reserve_in(&self, space: &mut KnownSpace, bytes: u64) -> SpaceReservation<'_> {
+        space.reserved += bytes;
+        SpaceReservation { ledger: self, bytes }
+    }
+
+    /// Reserves bytes without a decision.
+    pub fn reserve(&self, bytes: u64) -> SpaceReservation<'_> {
+        self.reserve_in(&mut self.lock(), bytes)
+    }
+
+    /// Bytes of blocks that are being written.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.lock().reserved
+    }
+
     /// Records the free space of the disk.
     pub fn set_free(&self, bytes: u64) {
-        let mut space = lock_holding_forks(&self.space);
+        let mut space = self.lock();
         (space.free, space.measured_at) = (bytes, Some(Instant::now()));
     }
 
-    /// Records the result of a scan. Blocks that were written during it may be counted twice, until the next one.
-    pub fn end_scan(&self, used: u64, free: u64) {
-        let mut space = lock_holding_forks(&self.space);
+    /// Records the result of a scan, and reserves bytes if they have room. Blocks that were written during the scan may
+    /// be counted twice, until the next one.
+    pub fn end_scan(&self, used: u64, free: u64, bytes: u64) -> Option<SpaceReservation<'_>> {
+        let mut space = self.lock();
         space.used = used + space.written.unwrap_or(0);
         (space.free, space.measured_at) = (free, Some(Instant::now()));
-        space.scanning_since = None;
+        space.is_scanning = false;
+        let needed = space.reserved.saturating_add(bytes);
+        self.limits.has_room(used, free, needed).then(|| self.reserve_in(&mut space, bytes))
     }
+}
 
-    /// Records bytes that were written.
-    pub fn add_written(&self, bytes: u64) {
-        let mut space = lock_holding_forks(&self.space);
-        space.used += bytes;
-        space.free = space.free.saturating_sub(bytes);
-        space.written = space.written.map(|written| written + bytes);
+impl SpaceReservation<'_> {
+    /// Records that the block is written, with its size. Called before it gets its name: no scan counts it twice.
+    pub fn commit(mut self, written: u64) {
+        let mut space = self.ledger.lock();
+        space.used += written;
+        space.free = space.free.saturating_sub(written);
+        space.written = space.written.map(|before| before + written);
+        space.release(std::mem::take(&mut self.bytes));
+    }
+}
+
+impl Drop for SpaceReservation<'_> {
+    fn drop(&mut self) {
+        self.ledger.lock().release(self.bytes);
+    }
+}
+
+impl KnownSpace {
+    fn release(&mut self, bytes: u64) {
+        // A child that was forked meanwhile has no reservation.
+        self.reserved = self.reserved.saturating_sub(bytes);
     }
 }
 
@@ -102,41 +153,67 @@ mod tests {
         SpaceLedger::new(DiskLimits { max_bytes: 1000, min_free_bytes: 100 })
     }
 
+    fn granted(decision: RoomDecision<'_>) -> Option<SpaceReservation<'_>> {
+        match decision {
+            RoomDecision::Granted(reservation) => Some(reservation),
+            RoomDecision::MeasureDisk | RoomDecision::ScanFolder => None,
+        }
+    }
+
+    fn is_scan(decision: &RoomDecision<'_>) -> bool {
+        matches!(decision, RoomDecision::ScanFolder)
+    }
+
     #[test]
     fn the_disk_is_measured_and_the_folder_scanned_once_for_many_blocks() {
         let ledger = ledger();
-        assert_eq!(ledger.request(10), RoomDecision::MeasureDisk);
+        assert!(matches!(ledger.request(10), RoomDecision::MeasureDisk));
         ledger.set_free(5000);
-        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
-        ledger.end_scan(500, 5000);
+        assert!(is_scan(&ledger.request(10)));
+        assert!(ledger.end_scan(500, 5000, 0).is_some());
         for _ in 0..50 {
-            assert_eq!(ledger.request(10), RoomDecision::Granted);
-            ledger.add_written(10);
+            granted(ledger.request(10)).unwrap().commit(10);
         }
-        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
+        assert!(is_scan(&ledger.request(10)));
+    }
+
+    #[test]
+    fn blocks_that_are_being_written_have_their_room() {
+        let ledger = ledger();
+        ledger.set_free(5000);
+        assert!(is_scan(&ledger.request(300)));
+        let first = ledger.end_scan(500, 5000, 300).unwrap();
+        let second = granted(ledger.request(200)).unwrap();
+        assert_eq!(ledger.reserved_bytes(), 500);
+        assert!(is_scan(&ledger.request(1)));
+        assert!(ledger.end_scan(500, 5000, 1).is_none());
+        // One was written in part, the other not at all.
+        first.commit(250);
+        drop(second);
+        assert_eq!(ledger.reserved_bytes(), 0);
+        assert!(granted(ledger.request(250)).is_some());
+        assert!(is_scan(&ledger.request(251)));
     }
 
     #[test]
     fn writers_do_not_wait_for_a_scan_and_what_they_write_counts() {
         let ledger = ledger();
         ledger.set_free(5000);
-        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
+        assert!(is_scan(&ledger.request(10)));
         // Another thread, while the first one scans.
-        assert_eq!(ledger.request(10), RoomDecision::Granted);
-        ledger.add_written(10);
-        ledger.end_scan(985, 5000);
-        assert_eq!(ledger.request(5), RoomDecision::Granted);
-        assert_eq!(ledger.request(6), RoomDecision::ScanFolder);
+        granted(ledger.request(10)).unwrap().commit(10);
+        assert!(ledger.end_scan(985, 5000, 0).is_some());
+        assert!(granted(ledger.request(5)).is_some());
+        assert!(is_scan(&ledger.request(6)));
     }
 
     #[test]
     fn written_bytes_count_before_the_disk_is_measured_again() {
         let ledger = ledger();
         ledger.set_free(130);
-        assert_eq!(ledger.request(10), RoomDecision::ScanFolder);
-        ledger.end_scan(0, 130);
-        assert_eq!(ledger.request(30), RoomDecision::Granted);
-        ledger.add_written(30);
-        assert_eq!(ledger.request(1), RoomDecision::ScanFolder);
+        assert!(is_scan(&ledger.request(10)));
+        assert!(ledger.end_scan(0, 130, 0).is_some());
+        granted(ledger.request(30)).unwrap().commit(30);
+        assert!(is_scan(&ledger.request(1)));
     }
 }

@@ -13,8 +13,11 @@ use std::time::{Duration, Instant};
 use crate::source::scatter::has_targets;
 use crate::threads::lock_holding_forks;
 
-use super::block::{BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name};
+use super::block::{
+    BLOCK_OVERHEAD_BYTES, BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name,
+};
 use super::folder::DiskCache;
+use super::ledger::SpaceReservation;
 use super::usage::covered_bytes;
 use super::{CachedVersion, ObjectId};
 
@@ -140,14 +143,13 @@ impl CachedObject {
 
     /// Begins to write the bytes of a range; `None` if the cache takes none now.
     pub fn write(&self, range: &Range<u64>) -> Option<BlockFill<'_>> {
-        let writer = self.begin(range.start, range.end)?;
-        Some(BlockFill { object: self, end: range.end, writer: Some(writer) })
+        let block = self.begin(range.start, range.end)?;
+        Some(BlockFill { object: self, end: range.end, block: Some(block) })
     }
 
-    fn begin(&self, start: u64, end: u64) -> Option<BlockWriter> {
-        if !self.cache.make_room((end - start).min(MAX_BLOCK_BYTES)) {
-            return None;
-        }
+    fn begin(&self, start: u64, end: u64) -> Option<UnfinishedBlock<'_>> {
+        let room =
+            self.cache.make_room((end - start).min(MAX_BLOCK_BYTES) + BLOCK_OVERHEAD_BYTES)?;
         let create = || {
             self.keep_manifest()?;
             BlockWriter::create(&self.folder, start)
@@ -160,14 +162,14 @@ impl CachedObject {
             }
             _ => Err(error),
         });
-        created.map_err(|error| self.cache.pause_writes(&error)).ok()
+        let writer = created.map_err(|error| self.cache.pause_writes(&error)).ok()?;
+        Some(UnfinishedBlock { writer, room })
     }
 
-    fn finish(&self, writer: BlockWriter) {
-        let len = writer.len();
+    fn finish(&self, UnfinishedBlock { writer, room }: UnfinishedBlock<'_>) {
+        room.commit(writer.len() + BLOCK_OVERHEAD_BYTES);
         match writer.finish(&self.folder, &self.id) {
             Ok(range) => {
-                self.cache.add_written(len);
                 // An older file of this name may be open.
                 self.cache.forget_block(&self.folder.join(block_name(&range)));
                 lock_holding_forks(&self.blocks).ends.insert(range.start, range.end);
@@ -207,42 +209,47 @@ impl KnownBlocks {
     }
 }
 
+/// A block that is being written, and its room in the cache.
+struct UnfinishedBlock<'a> {
+    writer: BlockWriter,
+    room: SpaceReservation<'a>,
+}
+
 /// Writes bytes of the store to one block after the other. A block that is dropped before its end is lost.
 pub struct BlockFill<'a> {
     object: &'a CachedObject,
     end: u64,
     /// `None` after a failure.
-    writer: Option<BlockWriter>,
+    block: Option<UnfinishedBlock<'a>>,
 }
 
 impl BlockFill<'_> {
     /// Appends bytes. After a failure it drops them, and the read goes on.
     pub fn append(&mut self, mut bytes: &[u8]) {
-        while let Some(writer) = &mut self.writer
+        while let Some(UnfinishedBlock { writer, .. }) = &mut self.block
             && !bytes.is_empty()
         {
             let room = (MAX_BLOCK_BYTES - writer.len()).min(bytes.len() as u64) as usize;
             if let Err(error) = writer.append(&bytes[..room]) {
                 self.object.cache.pause_writes(&error);
-                self.writer = None;
+                self.block = None;
                 return;
             }
             bytes = &bytes[room..];
             if writer.len() == MAX_BLOCK_BYTES {
                 let next = writer.start() + MAX_BLOCK_BYTES;
-                if let Some(full) = self.writer.take() {
+                if let Some(full) = self.block.take() {
                     self.object.finish(full);
                 }
-                self.writer =
-                    if next < self.end { self.object.begin(next, self.end) } else { None };
+                self.block = if next < self.end { self.object.begin(next, self.end) } else { None };
             }
         }
     }
 
     /// Names the last block.
     pub fn finish(mut self) {
-        if let Some(writer) = self.writer.take().filter(|writer| writer.len() > 0) {
-            self.object.finish(writer);
+        if let Some(block) = self.block.take().filter(|block| block.writer.len() > 0) {
+            self.object.finish(block);
         }
     }
 }
