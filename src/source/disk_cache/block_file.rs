@@ -42,8 +42,8 @@ pub struct OpenBlockFile {
     file: File,
     /// Whether its reads bypass the page cache.
     is_direct: bool,
-    /// The same file for buffered reads; `None` if it cannot be opened.
-    buffered: OnceLock<Option<File>>,
+    /// The same file for buffered reads, from the first one on.
+    buffered: OnceLock<File>,
 }
 
 impl OpenBlockFile {
@@ -98,7 +98,7 @@ impl OpenBlockFile {
                 return Ok(());
             }
         }
-        let file = self.buffered().ok_or(io::ErrorKind::NotFound)?;
+        let file = self.buffered()?;
         let mut done = 0;
         for span in spans {
             let needed = span.bytes.len().min(len - done);
@@ -108,20 +108,19 @@ impl OpenBlockFile {
         Ok(())
     }
 
-    fn buffered(&self) -> Option<&File> {
+    fn buffered(&self) -> io::Result<&File> {
         if !self.is_direct {
-            return Some(&self.file);
+            return Ok(&self.file);
         }
-        let open = || {
-            let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            let open = || openat(CWD, path.as_str(), flags, Mode::empty());
-            let file = open_within_limit(open).ok()?;
-            // Readahead would be waste: each read asks for all that it needs.
-            let _ = fadvise(&file, 0, None, Advice::Random);
-            Some(File::from(file))
-        };
-        self.buffered.get_or_init(open).as_ref()
+        if let Some(file) = self.buffered.get() {
+            return Ok(file);
+        }
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = open_within_limit(|| openat(CWD, path.as_str(), flags, Mode::empty()))?;
+        // Readahead would be waste: each read asks for all that it needs.
+        let _ = fadvise(&file, 0, None, Advice::Random);
+        Ok(self.buffered.get_or_init(|| File::from(file)))
     }
 
     /// Marks a block as used now, unless it was marked lately.
