@@ -75,6 +75,8 @@ class Cloud:
         self.keys, self.issued, self.lifetime, self.refused = {}, {}, 3600, 0
         # Tokens of logins, and refresh tokens. Each refresh token is accepted once.
         self.sso_tokens, self.refresh_tokens = {SSO_TOKEN}, set()
+        # Called before a login is renewed.
+        self.during_renewal = lambda: None
         # Requests that reached the store, and after how many of them all keys expire.
         self.served, self.expires_after = 0, None
         # Tokens of requests to Google Cloud.
@@ -151,6 +153,7 @@ class Cloud:
         client = {"grantType": "refresh_token", "clientId": "client", "clientSecret": CLIENT_SECRET}
         if not is_known or body != client | {"refreshToken": body["refreshToken"]}:
             return self.send(request, 400, '{"error": "invalid_grant"}')
+        self.during_renewal()
         number = self.issued["login"] = self.issued.get("login", 0) + 1
         token, refresh_token = f"{SSO_TOKEN}-{number}", f"{SECRET}-refresh-{number}"
         self.sso_tokens.add(token)

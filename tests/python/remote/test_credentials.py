@@ -133,6 +133,18 @@ def test_a_login_with_sso_is_renewed_by_its_refresh_token(ckptfs, cloud, models,
     assert cloud.issued == {"login": 2, "sso": 3}
 
 
+def test_a_login_of_the_user_during_a_renewal_stays(ckptfs, cloud, models, configure, tmp_path):
+    configure(SSO_SESSION)
+    fields = refresh_fields(cloud)
+    file = log_in(tmp_path, "work", time.time() - 5, **fields)
+    in_an_hour = time.time() + 3600
+    cloud.during_renewal = lambda: log_in(tmp_path, "work", in_an_hour, **fields)
+    check(ckptfs, models)
+    assert cloud.issued == {"login": 1, "sso": 1}
+    saved = json.loads(file.read_text())
+    assert saved["accessToken"] == SSO_TOKEN and saved["expiresAt"] == to_text(in_an_hour)
+
+
 def test_a_login_with_sso_that_cannot_be_renewed_is_an_error(ckptfs, cloud, models, configure, tmp_path):
     configure(SSO_SESSION)
     fields = refresh_fields(cloud)

@@ -197,8 +197,13 @@ impl Login {
         }))
     }
 
-    /// Writes the login to its file, with the tokens of an answer.
+    /// Writes the login to its file, with the tokens of an answer. If the file has another login by now, it stays.
     fn write(&self, answer: TokenAnswer) -> std::io::Result<()> {
+        let current = std::fs::read(&self.path)?;
+        let current: Option<Map<String, Value>> = serde_json::from_slice(&current).ok();
+        if current.as_ref() != Some(&self.fields) {
+            return Ok(());
+        }
         let lifetime = TimeDelta::seconds(answer.expires_in.clamp(0, MAX_LOGIN_SECONDS));
         let expires_at = (Utc::now() + lifetime).to_rfc3339_opts(SecondsFormat::Secs, true);
         let mut fields = self.fields.clone();
