@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::azure::AzureConfigKey;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
@@ -69,9 +69,12 @@ pub fn endpoint_of(kind: StoreKind) -> String {
     let names: &[&str] = match kind {
         StoreKind::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
         StoreKind::Gcs => &["STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"],
-        StoreKind::Azure => {
-            &["AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL", "AZURE_STORAGE_ACCOUNT_NAME"]
-        }
+        StoreKind::Azure => &[
+            "AZURE_STORAGE_ENDPOINT",
+            "AZURITE_BLOB_STORAGE_URL",
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_ACCOUNT",
+        ],
         StoreKind::Http => &[],
     };
     names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default()
@@ -134,10 +137,7 @@ pub fn build_client(
             StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Azure => {
-            if !has_query {
-                credentials::require_azure(options)?;
-            }
-            let builder = MicrosoftAzureBuilder::from_env()
+            let builder = credentials::azure_builder(options, has_query)?
                 .with_container_name(&url.host)
                 .with_retry(no_retries())
                 .with_http_connector(connector)

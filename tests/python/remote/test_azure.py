@@ -74,7 +74,26 @@ def test_a_shared_access_signature_in_a_file(ckptfs, mounts, azure, tmp_path):
     assert f"write it to {file}" in refused.stderr and "sig=" not in refused.stderr
 
 
-@pytest.mark.parametrize("incomplete", [{}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"}])
+def test_the_names_of_azures_command_line_are_read(ckptfs, azure, monkeypatch):
+    azure.put("cli/model.safetensors", MODEL)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+    url = f"az://{BUCKET}/cli/model.safetensors"
+    refused = ckptfs("inspect", url)
+    assert refused.code == FAILED and "no credentials for Azure" in refused.stderr
+    monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
+    assert ckptfs("inspect", url).code == DONE
+    checked = ckptfs("doctor", url)
+    assert "the account's key (AZURE_STORAGE_KEY)" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    "incomplete",
+    [
+        {}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"},
+        {"AZURE_USE_AZURE_CLI": "false"}, {"AZURE_STORAGE_CLIENT_ID": "x", "AZURE_CLIENT_SECRET": "x"},
+    ],
+)  # fmt: skip
 def test_a_managed_identity_is_requested_only_with_the_option(ckptfs, monkeypatch, incomplete):
     token = f"{SECRET}-of-a-machine"
     metadata_headers, authorizations = [], []

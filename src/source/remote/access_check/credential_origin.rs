@@ -2,7 +2,7 @@
 
 use crate::source::url::StoreKind;
 
-use super::super::credentials::aws_settings;
+use super::super::credentials::{aws_settings, azure_credentials};
 use super::super::options::RemoteOptions;
 
 /// The variables that hold credentials or lead to them, in the order in which the clients look for them.
@@ -21,16 +21,6 @@ const GCS_VARIABLES: [(&str, &str); 5] = [
     ("GOOGLE_APPLICATION_CREDENTIALS", "the file of application default credentials"),
 ];
 
-const AZURE_VARIABLES: [(&str, &str); 7] = [
-    ("AZURE_STORAGE_ACCOUNT_KEY", "the account's key"),
-    ("AZURE_STORAGE_ACCESS_KEY", "the account's key"),
-    ("AZURE_STORAGE_SAS_TOKEN", "a shared access signature"),
-    ("AZURE_STORAGE_SAS_KEY", "a shared access signature"),
-    ("AZURE_CLIENT_SECRET", "a service principal"),
-    ("AZURE_FEDERATED_TOKEN_FILE", "a workload identity"),
-    ("AZURE_STORAGE_USE_EMULATOR", "those of the emulator"),
-];
-
 /// Names the origin of the credentials of an open store.
 pub fn describe_origin(kind: StoreKind, options: &RemoteOptions) -> String {
     if options.anonymous {
@@ -40,11 +30,14 @@ pub fn describe_origin(kind: StoreKind, options: &RemoteOptions) -> String {
         StoreKind::Http => return "none are needed".to_owned(),
         StoreKind::S3 => &S3_VARIABLES,
         StoreKind::Gcs => &GCS_VARIABLES,
-        StoreKind::Azure => &AZURE_VARIABLES,
+        StoreKind::Azure => &[],
     };
     let is_set =
         |(name, _): &&(&str, &str)| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if let Some((name, what)) = variables.iter().find(is_set) {
+        return format!("{what} ({name})");
+    }
+    if let (StoreKind::Azure, Some((what, name))) = (kind, azure_credentials()) {
         return format!("{what} ({name})");
     }
     match kind {

@@ -7,6 +7,7 @@ mod aws_profile;
 mod aws_source;
 mod aws_sso;
 mod aws_token;
+mod azure;
 mod credential_process;
 mod renewal;
 mod token_service;
@@ -26,6 +27,7 @@ use super::transport::Connector;
 pub use authorization::Authorization;
 use aws_profile::AwsFiles;
 use aws_source::{AwsSource, find_source};
+pub use azure::{azure_builder, azure_credentials};
 use renewal::{RenewedCredentials, missing_profile};
 use token_service::TokenServices;
 
@@ -161,28 +163,4 @@ pub fn gcp_default_file() -> Option<PathBuf> {
     let is_stated = GCP_VARIABLES.iter().any(|name| is_set(name));
     let moved = (!is_stated && is_set("CLOUDSDK_CONFIG")).then(gcp_default_path);
     moved.filter(|path| path.is_file())
-}
-
-/// Sets of variables, each with credentials of Azure. With an incomplete set, the client would ask for the machine's
-/// managed identity.
-const AZURE_CREDENTIALS: [&[&str]; 10] = [
-    &["AZURE_STORAGE_ACCOUNT_KEY"],
-    &["AZURE_STORAGE_ACCESS_KEY"],
-    &["AZURE_STORAGE_KEY"],
-    &["AZURE_STORAGE_SAS_TOKEN"],
-    &["AZURE_STORAGE_SAS_KEY"],
-    &["AZURE_STORAGE_TOKEN"],
-    &["AZURE_STORAGE_USE_EMULATOR"],
-    &["AZURE_USE_AZURE_CLI"],
-    &["AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"],
-    &["AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_TENANT_ID"],
-];
-
-/// Fails if the environment has no credentials of Azure.
-pub fn require_azure(options: &RemoteOptions) -> Result<(), RemoteError> {
-    let has_any = AZURE_CREDENTIALS.iter().any(|set| set.iter().all(|name| is_set(name)));
-    match has_any || options.anonymous || options.instance_metadata {
-        true => Ok(()),
-        false => Err(RemoteError::NoCredentials { store: "Azure" }),
-    }
 }
