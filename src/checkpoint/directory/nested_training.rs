@@ -46,7 +46,11 @@ pub fn missing_tag(
     directory: &Path,
     names: &[String],
 ) -> Result<Option<String>, SourceError> {
-    let tag = NestedFolder { root, directory }.read_tag(names)?;
+    let tag = match (NestedFolder { root, directory }).read_tag(names) {
+        // A symbolic link that leads nowhere.
+        Err(SourceError::Missing { .. }) => None,
+        read => read?,
+    };
     Ok(tag.filter(|tag| {
         let found = root.cached_metadata(&directory.join(tag));
         matches!(found, Err(SourceError::Missing { .. }))
