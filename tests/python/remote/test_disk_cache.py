@@ -340,6 +340,36 @@ def test_evicted_blocks_take_no_space(mounts, store, cache, tmp_path, monkeypatc
     assert not [link for link in links if link.startswith(str(cache)) and link.endswith("(deleted)")]
 
 
+def test_children_of_a_process_that_loads_from_it_load_too(store, models, cache):
+    _, url, _ = models
+    code = """
+import faulthandler, os, sys, threading, time
+from pathlib import Path
+from ckptfs.torch import load_file
+url, is_over = sys.argv[1], False
+load_file(url)
+def load():
+    while not is_over:
+        load_file(url)
+threads = [threading.Thread(target=load) for _ in range(4)]
+[thread.start() for thread in threads]
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(50)
+        load_file(url, names="layers.0.*")
+        os._exit(0)
+    end = time.monotonic() + 60
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        threads_of_child = Path(f"/proc/{child}/task").glob("*/syscall")
+        assert time.monotonic() < end, [(str(path), path.read_text()) for path in threads_of_child]
+        time.sleep(0.002)
+is_over = True
+[thread.join() for thread in threads]
+"""
+    subprocess.run([sys.executable, "-c", code, f"{url}/sharded"], check=True, timeout=300)
+
+
 def is_of(block, part):
     return part in (block.parent / "object.json").read_text()
 
