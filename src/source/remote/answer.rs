@@ -54,10 +54,14 @@ pub fn check_headers(method: &Method, headers: &HeaderMap) -> Result<(), Transpo
     if range.is_some_and(|range| range.split(['-', '/']).any(|number| !is_size(number))) {
         return Err(TransportError::ImpossibleSize);
     }
-    let encoding = text(CONTENT_ENCODING).unwrap_or_default();
+    let encodings: Vec<_> = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .map(|value| String::from_utf8_lossy(value.as_bytes()))
+        .collect();
     let changes =
         |part: &&str| !HARMLESS_ENCODINGS.iter().any(|one| part.eq_ignore_ascii_case(one));
-    match encoding.split(',').map(str::trim).find(changes) {
+    match encodings.iter().flat_map(|value| value.split(',')).map(str::trim).find(changes) {
         Some(part) => {
             let shown = part.chars().filter(char::is_ascii_graphic).take(MAX_ENCODING_CHARS);
             Err(TransportError::Encoded(shown.collect()))
@@ -134,10 +138,17 @@ mod tests {
             let refused = check(Method::GET, CONTENT_ENCODING, encoding);
             assert!(matches!(refused, Err(TransportError::Encoded(_))), "{encoding}");
         }
+        let mut both = HeaderMap::new();
+        for encoding in [&b"identity"[..], b"gz\xff"] {
+            both.append(CONTENT_ENCODING, http::HeaderValue::from_bytes(encoding).unwrap());
+        }
+        let refused = check_headers(&Method::GET, &both);
+        assert!(matches!(refused, Err(TransportError::Encoded(shown)) if shown == "gz"));
         let largest = i64::MAX.unsigned_abs();
         assert!(check(Method::HEAD, CONTENT_LENGTH, &largest.to_string()).is_ok());
         let range = format!("bytes 0-{}/{largest}", largest - 1);
         assert!(check(Method::GET, CONTENT_RANGE, &range).is_ok());
+        assert!(check(Method::GET, CONTENT_RANGE, "bytes 0-5/*").is_err());
         for size in [format!("{}", largest + 1), format!("{}0", u64::MAX), "-1".to_owned()] {
             assert!(check(Method::HEAD, CONTENT_LENGTH, &size).is_err(), "{size}");
             assert!(check(Method::GET, CONTENT_RANGE, &format!("bytes 0-{size}/5")).is_err());

@@ -105,8 +105,10 @@ pub enum RemoteError {
         /// The encoding that the server states.
         encoding: String,
     },
-    /// An object of a size that no file can have.
-    #[error("the server states an impossible size: 2^63 bytes or more, or no number")]
+    /// An object without a size, or of one that no file can have.
+    #[error(
+        "the server states no size of it, or an impossible one: 2^63 bytes or more, or no number"
+    )]
     ImpossibleSize,
     /// The server lists no directories.
     #[error("this server lists no directories")]

@@ -69,7 +69,7 @@ pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
                 let raw = reader.read_text(element.to_end().name()).ok()?;
                 depth -= 1;
                 let text = raw.decode().ok();
-                let text = text.as_ref().and_then(|text| quick_xml::escape::unescape(text).ok());
+                let text = text.as_deref().and_then(unescape);
                 if is_name {
                     let shown = text
                         .as_deref()
@@ -101,6 +101,15 @@ pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
     }
     kept.extend_from_slice(&xml[kept_to..]);
     (removed_count > 0).then_some(FilteredListing { kept, removed_count, removed_names })
+}
+
+/// The text of an element without elements.
+fn unescape(raw: &str) -> Option<Cow<'_, str>> {
+    let literal = raw.trim().strip_prefix("<![CDATA[").and_then(|raw| raw.strip_suffix("]]>"));
+    match literal {
+        Some(literal) => (!literal.contains("]]>")).then_some(Cow::Borrowed(literal)),
+        None => quick_xml::escape::unescape(raw).ok(),
+    }
 }
 
 /// Whether a key can be a path. The client of stores would remove a slash at its start, and read another key.
@@ -166,7 +175,9 @@ mod tests {
         let entry = |key: &str, size: &str| {
             format!("<Contents><Key>{key}</Key><Size>{size}</Size></Contents>")
         };
-        let kept = [entry("a", "5"), entry("b", "9223372036854775807")].concat();
+        let kept =
+            [entry("a", "5"), entry("b", "9223372036854775807"), entry("<![CDATA[a&b]]>", "7")];
+        let kept = kept.concat();
         let bad = [
             entry("&#0;", "1"),
             entry("&x;", "1"),
@@ -174,6 +185,7 @@ mod tests {
             entry("d", "9223372036854775808"),
             entry("e", "-1"),
             entry("/", "0"),
+            entry("<![CDATA[/f]]>", "1"),
         ];
         let filtered = remove_unusable_names([&kept, &*bad.concat()].concat().as_bytes()).unwrap();
         assert_eq!((filtered.kept, filtered.removed_count), (kept.into_bytes(), bad.len()));
