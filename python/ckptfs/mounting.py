@@ -47,6 +47,7 @@ class Mount:
         # A signal's handler may close what is being closed.
         self._closed, self._lock = False, threading.RLock()
         self._location = _ckptfs.locate(path)
+        self._mount_kind = _mount_kind(self._location[1])
         try:
             self.pid = json.loads(os.getxattr(path, "user.ckptfs.stats"))["pid"]
         except OSError as fault:
@@ -111,7 +112,7 @@ class Mount:
         if _ckptfs.locate(self._location[0]) == self._location:
             # The number of a mount is used again, but not while its daemon runs.
             return _runs(self.pid) or self._is_dead()
-        if self._location[1] in _ckptfs.mount_table() and _runs(self.pid):
+        if _mount_kind(self._location[1]) == self._mount_kind and _runs(self.pid):
             message = f"{self.path}: another mount lies over it, or its directory was moved"
             raise error(message, "unmount that one (umount), or move it back; then close it again")
         return False
@@ -293,7 +294,12 @@ def mounts():
 def _shows_ckptfs(location):
     """Whether a mount of ckptfs shows at a location."""
     path, number = location
-    return _ckptfs.mount_table().get(number) == (path, "fuse.ckptfs")
+    return _ckptfs.mount_table().get(number, ())[:2] == (path, "fuse.ckptfs")
+
+
+def _mount_kind(number):
+    """The type and the source of a mount, which tell it from one that has its number later."""
+    return _ckptfs.mount_table().get(number, (None,) * 3)[1:]
 
 
 def _runs(pid):

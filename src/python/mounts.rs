@@ -16,12 +16,12 @@ pub fn locate(path: PathBuf) -> Option<(OsString, u64)> {
     Some((handle.path().into(), handle.mount_id()))
 }
 
-/// By its number, where each mount shows that this process sees, and its type.
+/// By its number, where each mount shows that this process sees, its type and its source.
 #[pyfunction]
-pub fn mount_table() -> PyResult<BTreeMap<u64, (OsString, OsString)>> {
+pub fn mount_table() -> PyResult<BTreeMap<u64, (OsString, OsString, OsString)>> {
     let mounts = mountinfo::mounts().map_err(|error| PyOSError::new_err(error.to_string()))?;
     Ok(mounts
         .into_iter()
-        .map(|entry| (entry.id, (entry.mountpoint.into(), entry.fs_type)))
+        .map(|entry| (entry.id, (entry.mountpoint.into(), entry.fs_type, entry.source)))
         .collect())
 }

@@ -46,7 +46,7 @@ class CheckpointMount:
 def daemon_of(path):
     """The processor seconds of the daemon that serves this path, as a call; `None` outside a mount of ours."""
     location = _ckptfs.locate(path)
-    mountpoint, kind = (location and _ckptfs.mount_table().get(location[1])) or (None, None)
+    mountpoint, kind, _ = (location and _ckptfs.mount_table().get(location[1])) or (None, None, None)
     if kind != "fuse.ckptfs":
         return None
     pid = json.loads(os.getxattr(mountpoint, "user.ckptfs.stats"))["pid"]

@@ -72,6 +72,19 @@ def test_a_daemon_that_is_stuck_is_not_waited_for(source, left):
         os.kill(mount.pid, signal.SIGKILL)
 
 
+def test_a_mount_that_has_the_number_of_a_removed_one_is_not_it(source, left, point):
+    mount = ckptfs.mount(source[0])
+    os.kill(mount.pid, signal.SIGSTOP)
+    try:
+        subprocess.run(["umount", "-l", mount.path], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
+        mount.close()
+        subprocess.run(["umount", point], check=True)
+        assert not left()
+    finally:
+        os.kill(mount.pid, signal.SIGKILL)
+
+
 def test_a_mount_that_was_unmounted_closes(source, left):
     with ckptfs.mount(source[0]) as path:
         subprocess.run(["umount", path], check=True)
