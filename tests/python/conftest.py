@@ -1,5 +1,6 @@
 """Fixtures of all tests: the program under test, mounts and sources."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,6 +14,15 @@ from samples import write_shards
 
 # A shell makes its background processes ignore Ctrl-C, and they would pass that on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    # What imports and parameters made stays until the end. Libraries collect garbage at each load, which took seconds.
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
