@@ -101,7 +101,7 @@ pub fn parallel_map<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Read-locked while a thread is started, write-locked during a fork.
+/// Read-locked while a thread starts or a `ForkSafeGuard` is held, write-locked during a fork.
 static FORK_LOCK: RwLock<()> = RwLock::new(());
 /// Not a `Once`: a child that is forked while another thread is in it would wait for that thread for ever.
 static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);

@@ -47,7 +47,7 @@ class Mount:
         # A signal's handler may close what is being closed.
         self._closed, self._lock = False, threading.RLock()
         self._location = _ckptfs.locate(path)
-        self._mount_kind = _mount_kind(self._location[1])
+        self._type_and_source = _type_and_source(self._location[1])
         try:
             self.pid = json.loads(os.getxattr(path, "user.ckptfs.stats"))["pid"]
         except OSError as fault:
@@ -109,10 +109,12 @@ class Mount:
 
     def _is_there(self):
         """Whether it is still mounted. A mount that another program made in its place is not this one."""
+        if _type_and_source(self._location[1]) != self._type_and_source:
+            return False
         if _ckptfs.locate(self._location[0]) == self._location:
-            # The number of a mount is used again, but not while its daemon runs.
+            # The daemon may have ended, and left a mount that is dead.
             return _runs(self.pid) or self._is_dead()
-        if _mount_kind(self._location[1]) == self._mount_kind and _runs(self.pid):
+        if _runs(self.pid):
             message = f"{self.path}: another mount lies over it, or its directory was moved"
             raise error(message, "unmount that one (umount), or move it back; then close it again")
         return False
@@ -297,8 +299,8 @@ def _shows_ckptfs(location):
     return _ckptfs.mount_table().get(number, ())[:2] == (path, "fuse.ckptfs")
 
 
-def _mount_kind(number):
-    """The type and the source of a mount, which tell it from one that has its number later."""
+def _type_and_source(number):
+    """The type and the source of a mount. The kernel reuses numbers, so that these tell two mounts apart."""
     return _ckptfs.mount_table().get(number, (None,) * 3)[1:]
 
 

@@ -17,7 +17,7 @@ use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::block::table::{BlockHit, BlockTable, JoinResult};
 use super::counters::AtomicCounters;
 use super::error::CacheError;
-use super::io::source::{FileSources, place_in_buffer};
+use super::io::source::{FileSources, buffer_range};
 use super::plan::{ReadPlan, buffer_size, plan_prefetch, plan_read};
 use super::prefetch::Prefetcher;
 use super::prefetch::readahead::{ReadPattern, StreamStep};
@@ -433,7 +433,7 @@ impl FillJob {
         match read.unwrap_or_else(|_| Err(sources.panic_error(source))) {
             Ok(()) => {
                 for (mut fill, (id, buffer)) in fills.into_iter().zip(blocks) {
-                    fill.complete_with(buffer, place_in_buffer(&id.range()));
+                    fill.complete_with(buffer, buffer_range(&id.range()));
                 }
             }
             Err(error) => {

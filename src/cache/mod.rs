@@ -65,9 +65,12 @@ pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 const LOCAL_WINDOW_BYTES: PreferredReadahead =
     PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_touches: false };
 
-/// Memory of the limit that is left to connections of stores: 64 threads have some 400 KB of an answer each, and scratch
-/// memory.
+/// Maximum bytes of the memory limit that blocks leave to requests of stores: up to 64 answers of some 400 KB each, and
+/// scratch memory.
 const MAX_STORE_RESERVE_BYTES: u64 = 48 << 20;
+
+/// The part of a smaller limit that is left to them: an eighth.
+const STORE_RESERVE_DIVISOR: u64 = 8;
 
 /// The cache of all open virtual files of a program.
 pub struct Cache {
@@ -124,10 +127,15 @@ impl Cache {
         CacheCounters { held_bytes, budget_bytes, ..self.counters.snapshot() }
     }
 
-    /// Sets the memory limit. What is held above it is freed at once, but for buffers in use.
+    /// Sets the memory limit. Once a file of a store was opened, blocks get it less an eighth, at most 48 MiB. What is
+    /// held above it is freed at once, but for buffers in use.
     pub fn set_memory_limit(&self, bytes: u64) {
         let has_store = self.has_store.load(Ordering::Relaxed);
-        let reserved = if has_store { (bytes / 8).min(MAX_STORE_RESERVE_BYTES) } else { 0 };
+        let reserved = if has_store {
+            (bytes / STORE_RESERVE_DIVISOR).min(MAX_STORE_RESERVE_BYTES)
+        } else {
+            0
+        };
         self.blocks.set_memory_limit(bytes - reserved);
     }
 

@@ -7,8 +7,9 @@ use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
 use crate::source::OpenFile;
-use crate::virtual_file::{Segment, SegmentSource, VirtualFileReader};
+use crate::virtual_file::{Segment, SegmentSource, VirtualFileReader, for_each_chunk};
 
+use super::ordered_writer::OrderedWriter;
 use super::{AtomicFile, ExportError, ExportProgress};
 
 /// Bytes between two checks of whether to stop: a tenth of a second at the speed of a disk.
@@ -17,12 +18,24 @@ const STEP_BYTES: u64 = 64 << 20;
 /// Bytes gathered at a time. The more are asked for, the longer the pieces of a transposed matrix.
 const BUFFER_BYTES: u64 = 8 << 20;
 
+/// Threads that read from a disk.
+const DISK_THREADS: usize = 1;
+
 pub fn copy_contents(
     reader: &VirtualFileReader,
     file: &AtomicFile,
     progress: &dyn ExportProgress,
 ) -> Result<(), ExportError> {
     let virtual_file = reader.virtual_file();
+    let write = |bytes: &[u8], at| {
+        let written = file.file().write_all_at(bytes, at);
+        written.map_err(|e| ExportError::io(file.path(), "write it", e))
+    };
+    if reader.chunk_threads(DISK_THREADS) > DISK_THREADS {
+        return read_chunks(reader, progress, |bytes, chunk| {
+            write(bytes?, chunk as u64 * BUFFER_BYTES)
+        });
+    }
     let mut buffer = Vec::new();
     // Whether these filesystems copy within the kernel: learnt at the first attempt.
     let mut in_kernel = true;
@@ -52,8 +65,7 @@ pub fn copy_contents(
                 None => {
                     buffer.resize(left.min(BUFFER_BYTES) as usize, 0);
                     let read = reader.read_at(&mut buffer, at)?;
-                    let write = file.file().write_all_at(&buffer[..read], at);
-                    write.map_err(|e| ExportError::io(file.path(), "write it", e))?;
+                    write(&buffer[..read], at)?;
                     read as u64
                 }
             };
@@ -67,22 +79,35 @@ pub fn copy_contents(
 /// Writes a virtual file's bytes in order.
 pub fn stream_contents(
     reader: &VirtualFileReader,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
     progress: &dyn ExportProgress,
 ) -> Result<(), ExportError> {
+    let writer = OrderedWriter::new(out);
+    read_chunks(reader, progress, |bytes, chunk| writer.write(chunk, bytes))?;
+    writer.flush()
+}
+
+/// Reads a virtual file in chunks, several at once where its sources lie in stores. Calls `write` with the bytes of each
+/// chunk, or why it cannot be read, and its number.
+fn read_chunks(
+    reader: &VirtualFileReader,
+    progress: &dyn ExportProgress,
+    write: impl Fn(Result<&[u8], ExportError>, usize) -> Result<(), ExportError> + Sync,
+) -> Result<(), ExportError> {
     let size = reader.virtual_file().size();
-    let mut buffer = vec![0; size.min(BUFFER_BYTES) as usize];
-    let mut at = 0;
-    while at < size {
-        if progress.should_stop() {
-            return Err(ExportError::Stopped);
-        }
-        let read = reader.read_at(&mut buffer, at)?;
-        out.write_all(&buffer[..read]).map_err(|source| ExportError::Stream { source })?;
-        progress.on_write(read as u64);
-        at += read as u64;
-    }
-    out.flush().map_err(|source| ExportError::Stream { source })
+    let chunks = size.div_ceil(BUFFER_BYTES) as usize;
+    let threads = reader.chunk_threads(DISK_THREADS);
+    let buffer = || vec![0; size.min(BUFFER_BYTES) as usize];
+    let should_stop = || progress.should_stop();
+    let is_complete = for_each_chunk(chunks, threads, should_stop, buffer, |buffer, chunk| {
+        let read = reader.read_at(buffer, chunk as u64 * BUFFER_BYTES);
+        let bytes = read.map(|read| &buffer[..read]).map_err(ExportError::from);
+        let len = bytes.as_ref().map_or(0, |bytes| bytes.len());
+        write(bytes, chunk)?;
+        progress.on_write(len as u64);
+        Ok::<_, ExportError>(())
+    })?;
+    if is_complete { Ok(()) } else { Err(ExportError::Stopped) }
 }
 
 /// Copies within the kernel, and returns how many bytes. `None` where it cannot between these two files.

@@ -4,6 +4,7 @@
 
 mod atomic_file;
 mod copy;
+mod ordered_writer;
 mod suffix;
 
 use std::borrow::Cow;
@@ -144,7 +145,7 @@ impl ExportError {
 }
 
 /// What the writer reports, and asks, while it works.
-pub trait ExportProgress {
+pub trait ExportProgress: Sync {
     /// Called after this many more bytes.
     fn on_write(&self, bytes: u64);
     /// Whether to give up.
@@ -174,7 +175,7 @@ pub fn export(
 /// Writes all bytes of the virtual file in order. After an error, what was written is not whole.
 pub fn export_to(
     reader: &VirtualFileReader,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
     progress: &dyn ExportProgress,
 ) -> Result<(), ExportError> {
     copy::stream_contents(reader, out, progress)?;

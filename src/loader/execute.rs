@@ -1,9 +1,9 @@
 //! Executes the plan of a load on several threads.
 //!
-//! Each thread takes one job after the other, and decides how to read it when its turn comes. What the page cache
-//! has is copied from there; the rest is read past it; what is tiny or remote goes through it. After each read
-//! the file is checked to be what was parsed, and its bytes are counted by how they were read. A thread fills one staging buffer at a time, so that the number of
-//! threads bounds the memory.
+//! Each thread takes one job after the other, and decides how to read it when its turn comes. What the page cache has is
+//! copied from there, the rest is read past it, and tiny extents go through it. After each read the file is checked to be
+//! what was parsed, and its bytes are counted by how they were read. A thread fills one staging buffer at a time, so that
+//! the number of threads bounds the memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::checkpoint::{OriginId, TensorBytes};
+use crate::source::REMOTE_GAP_BYTES;
 
 /// Extents end at multiples of this. It is large enough that a disk is not asked too often, and small enough that
 /// several threads have work even for one large tensor.
@@ -17,9 +18,6 @@ const MAX_GAP_BYTES: u64 = 64 << 10;
 
 /// Extents in stores end at multiples of this: a connection starts slowly, and is fast afterwards.
 const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
-
-/// Unwanted bytes that a store sends in the time of one more request.
-const REMOTE_GAP_BYTES: u64 = 512 << 10;
 
 /// Where bytes belong: memory of the caller's, of a device, or anything that can be split.
 pub trait Target: Sized {

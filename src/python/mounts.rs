@@ -16,7 +16,7 @@ pub fn locate(path: PathBuf) -> Option<(OsString, u64)> {
     Some((handle.path().into(), handle.mount_id()))
 }
 
-/// By its number, where each mount shows that this process sees, its type and its source.
+/// Maps the number of each mount that this process sees to its mountpoint, its type and its source.
 #[pyfunction]
 pub fn mount_table() -> PyResult<BTreeMap<u64, (OsString, OsString, OsString)>> {
     let mounts = mountinfo::mounts().map_err(|error| PyOSError::new_err(error.to_string()))?;

@@ -162,7 +162,7 @@ impl DeferredChecks {
         targets: &[(u64, &mut [u8])],
     ) -> Option<HeaderBytes> {
         let header = self.headers[index].start..self.headers[index].data.start;
-        // Targets are in order and do not overlap.
+        // Targets are in order. If they overlap, the header may get a buffer although a target has it.
         let next = targets.partition_point(|(at, _)| *at <= header.start);
         let is_free = targets.get(next).is_none_or(|(at, _)| *at >= header.end);
         if let Some(before) = next.checked_sub(1) {

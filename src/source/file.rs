@@ -221,8 +221,8 @@ impl OpenFile {
         self.handle.preferred_requests()
     }
 
-    /// Keeps a range of a file in a store in the cache on disk, with the header that a read of it checks. Returns the
-    /// number of bytes that were there.
+    /// Fetches a range into the cache on disk if the file lies in a store, with all headers that reads of it check.
+    /// Returns how many bytes of the range were there.
     pub fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
         let Some(checks) = self.file.deferred.get() else {
             return self.handle.keep_on_disk(range);
@@ -231,7 +231,7 @@ impl OpenFile {
         for header in checks.headers_outside(range, &with_header) {
             self.handle.keep_on_disk(header)?;
         }
-        // Headers do not count.
+        // Bytes of the header beyond the range do not count.
         Ok(self.handle.keep_on_disk(with_header)?.min(len))
     }
 

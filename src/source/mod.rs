@@ -57,7 +57,7 @@ pub use remote::{
 pub use request_counters::{RequestCounters, request_counters, store_failures};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
-pub use store::{DirEntry, LinkPolicy, PreferredRequests, ResolvedPath};
+pub use store::{DirEntry, LinkPolicy, PreferredRequests, REMOTE_GAP_BYTES, ResolvedPath};
 pub use url::{
     QuerySource, SourceUrl, StoreKind, UrlError, is_source_url, reads_stdin, shown_path,
 };

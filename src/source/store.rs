@@ -141,6 +141,9 @@ pub trait SourceDirectory: fmt::Debug + Send + Sync {
     }
 }
 
+/// Unwanted bytes that a store sends in the time of one more request.
+pub const REMOTE_GAP_BYTES: u64 = 512 << 10;
+
 /// The requests by which a source is read fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreferredRequests {

@@ -4,17 +4,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::checkpoint::Tensor;
-use crate::threads::{join, lock, try_spawn};
-use crate::virtual_file::{VirtualFileError, VirtualFileReader};
+use crate::threads::lock;
+use crate::virtual_file::{VirtualFileError, VirtualFileReader, for_each_chunk};
 
 /// Bytes read at a time by each thread.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// Reader threads: enough to keep a disk busy from one process, and few enough for two cores.
-const MAX_READER_THREADS: usize = 4;
+/// Threads that read from a disk: enough to keep a disk busy from one process, and few enough for two cores.
+const DISK_THREADS: usize = 4;
 
 /// One way in which two checkpoints differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,12 +77,19 @@ pub fn read_all(
 ) -> Result<bool, VirtualFileError> {
     let size = reader.virtual_file().size();
     let chunks = size.div_ceil(CHUNK_BYTES) as usize;
+    let threads = reader.chunk_threads(DISK_THREADS);
     let buffer = || vec![0; CHUNK_BYTES.min(size) as usize];
-    in_parallel(chunks, progress, buffer, |buffer, chunk| {
-        let read = reader.read_at(buffer, chunk as u64 * CHUNK_BYTES)?;
-        progress.add_bytes(read as u64);
-        Ok(())
-    })
+    for_each_chunk(
+        chunks,
+        threads,
+        || progress.should_stop(),
+        buffer,
+        |buffer, chunk| {
+            let read = reader.read_at(buffer, chunk as u64 * CHUNK_BYTES)?;
+            progress.add_bytes(read as u64);
+            Ok(())
+        },
+    )
 }
 
 /// Compares by name, type, shape and bytes. The differences are in the order of the names; `None` if stopped.
@@ -105,21 +111,28 @@ pub fn compare(
     // The first byte that differs, by tensor.
     let differing: Mutex<HashMap<usize, u64>> = Mutex::default();
     let buffers = || (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
-    let is_complete = in_parallel(chunks.len(), progress, buffers, |(a, b), chunk| {
-        let (index, other, start) = chunks[chunk];
-        let (range, other) = (first_file.tensor_range(index), second_file.tensor_range(other));
-        let len = (range.end - range.start - start).min(CHUNK_BYTES) as usize;
-        first.read_at(&mut a[..len], range.start + start)?;
-        second.read_at(&mut b[..len], other.start + start)?;
-        progress.add_bytes(len as u64);
-        if a[..len] != b[..len] {
-            let equal = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
-            let byte = start + equal as u64;
-            let mut differing = lock(&differing);
-            differing.entry(index).and_modify(|first| *first = byte.min(*first)).or_insert(byte);
-        }
-        Ok(())
-    })?;
+    let threads = [first, second].map(|reader| reader.chunk_threads(DISK_THREADS));
+    let threads = threads.into_iter().max().unwrap_or(1);
+    let should_stop = || progress.should_stop();
+    let is_complete =
+        for_each_chunk(chunks.len(), threads, should_stop, buffers, |(a, b), chunk| {
+            let (index, other, start) = chunks[chunk];
+            let (range, other) = (first_file.tensor_range(index), second_file.tensor_range(other));
+            let len = (range.end - range.start - start).min(CHUNK_BYTES) as usize;
+            first.read_at(&mut a[..len], range.start + start)?;
+            second.read_at(&mut b[..len], other.start + start)?;
+            progress.add_bytes(len as u64);
+            if a[..len] != b[..len] {
+                let equal = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
+                let byte = start + equal as u64;
+                let mut differing = lock(&differing);
+                differing
+                    .entry(index)
+                    .and_modify(|first| *first = byte.min(*first))
+                    .or_insert(byte);
+            }
+            Ok::<_, VirtualFileError>(())
+        })?;
     if !is_complete {
         return Ok(None);
     }
@@ -162,36 +175,4 @@ fn pair_tensors(first: &[Tensor], second: &[Tensor]) -> (Vec<Difference>, Vec<(u
 
 fn type_and_shape(tensor: &Tensor) -> String {
     format!("{} {:?}", tensor.dtype, tensor.shape)
-}
-
-/// Works on `chunks` on a few threads, each with a buffer of its own. Ends when all are done (true), one fails, or
-/// the caller stops it (false).
-fn in_parallel<B>(
-    chunks: usize,
-    progress: &dyn VerifyProgress,
-    buffer: impl Fn() -> B + Sync,
-    work: impl Fn(&mut B, usize) -> Result<(), VirtualFileError> + Sync,
-) -> Result<bool, VirtualFileError> {
-    let next = AtomicUsize::new(0);
-    let has_failed = AtomicBool::new(false);
-    let run = || {
-        let mut buffer = buffer();
-        while !has_failed.load(Ordering::Relaxed) && !progress.should_stop() {
-            let chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return Ok(true);
-            }
-            work(&mut buffer, chunk).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?;
-        }
-        Ok(false)
-    };
-    std::thread::scope(|scope| {
-        let threads = MAX_READER_THREADS.min(chunks);
-        let others: Vec<_> = (1..threads).map_while(|_| try_spawn(scope, run)).collect();
-        let mut results = vec![run()];
-        results.extend(others.into_iter().map(join));
-        // Each that returned true saw the end of the work; an error of any is the result.
-        let ended = results.into_iter().collect::<Result<Vec<bool>, VirtualFileError>>()?;
-        Ok(ended.into_iter().all(|is_complete| is_complete))
-    })
 }

@@ -12,6 +12,7 @@ use crate::source::{OpenFile, SourceFile};
 use super::digest::Digest;
 use super::error::VirtualFileError;
 use super::layout::{FileLayout, HeaderBound, Segment, SegmentSource, encode_header, sort_key};
+use super::run_reads::RunReads;
 
 /// Maximum bytes of data: what a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
@@ -265,35 +266,26 @@ impl VirtualFileReader {
         if offset >= end {
             return Ok(0);
         }
-        let mut used: Option<OriginId> = None;
+        let mut rest = &mut buf[..(end - offset) as usize];
+        let mut runs = RunReads::new(&self.origins);
         for segment in self.virtual_file.segments(offset..end) {
-            let Range { start, end } = segment.range;
-            let out = &mut buf[(start - offset) as usize..(end - offset) as usize];
-            let origin = match segment.bytes {
+            let len = segment.range.end - segment.range.start;
+            let (out, after) = rest.split_at_mut(len as usize);
+            rest = after;
+            match segment.bytes {
                 SegmentSource::Header(from) => {
                     let from = from as usize;
                     out.copy_from_slice(&self.virtual_file.header()[from..from + out.len()]);
-                    continue;
                 }
-                SegmentSource::Run { origin, offset } => {
-                    self.origins.origin(origin).read_exact_at(out, offset)?;
-                    origin
-                }
+                SegmentSource::Run { origin, offset } => runs.read(origin, offset, out)?,
                 SegmentSource::Tensor { index, offset } => {
                     let bytes = &self.virtual_file.tensors()[index].bytes;
                     self.origins.read(bytes, offset, out)?;
                     self.origins.check_tensor_unchanged(bytes)?;
-                    continue;
                 }
-            };
-            // Each source is checked once, after the last read from it.
-            if let Some(before) = used.replace(origin).filter(|before| *before != origin) {
-                self.origins.check_unchanged(before)?;
             }
         }
-        if let Some(last) = used {
-            self.origins.check_unchanged(last)?;
-        }
+        runs.end_origin()?;
         Ok((end - offset) as usize)
     }
 

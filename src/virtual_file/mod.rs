@@ -6,11 +6,14 @@
 //!
 //! The same checkpoint always gives the same virtual file, byte for byte.
 
+mod chunks;
 mod digest;
 mod error;
 mod file;
 mod layout;
+mod run_reads;
 
+pub(crate) use chunks::for_each_chunk;
 pub use digest::Digest;
 pub use error::VirtualFileError;
 pub use file::{VirtualFile, VirtualFileReader};

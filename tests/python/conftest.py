@@ -17,7 +17,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    # What imports and parameters made stays until the end. Libraries collect garbage at each load, which took seconds.
+    # Objects from imports and parameters live until the end. Frozen, they are skipped by the garbage collections that
+    # libraries run at each load, which took seconds.
     gc.freeze()
 
 

@@ -208,13 +208,13 @@ impl FileSources {
     }
 
     /// Reads adjacent blocks of a source file, with one request if it lies in a store. Each gets its
-    /// [`place_in_buffer`].
+    /// [`buffer_range`].
     pub fn read_adjacent(&self, blocks: &mut [(BlockId, Buffer)]) -> Result<(), CacheError> {
         let Some(&(first, _)) = blocks.first() else { return Ok(()) };
         let source = self.source(first.source);
         let mut targets: Vec<_> = blocks
             .iter_mut()
-            .map(|(id, buffer)| (id.start, &mut buffer[place_in_buffer(&id.range())]))
+            .map(|(id, buffer)| (id.start, &mut buffer[buffer_range(&id.range())]))
             .collect();
         let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
         let is_read = match &source.file {
@@ -231,7 +231,7 @@ impl FileSources {
     }
 
     /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns its
-    /// [`place_in_buffer`].
+    /// [`buffer_range`].
     pub fn read_run(
         &self,
         source: BlockSource,
@@ -239,7 +239,7 @@ impl FileSources {
         out: &mut [u8],
     ) -> Result<Range<usize>, SourceError> {
         let source = self.source(source);
-        let place = place_in_buffer(range);
+        let place = buffer_range(range);
         let (before, len) = (place.start, place.end);
         let aligned = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
         let file = source.file.as_ref();
@@ -454,8 +454,8 @@ impl OriginReader {
     }
 }
 
-/// The place of a range of a source in an aligned buffer: its offset in a page is that in the source.
-pub fn place_in_buffer(range: &Range<u64>) -> Range<usize> {
+/// The range of an aligned buffer that a range of a source fills. Both have the same offset in a page.
+pub fn buffer_range(range: &Range<u64>) -> Range<usize> {
     let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
     before..before + (range.end - range.start) as usize
 }

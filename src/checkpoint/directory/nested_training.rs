@@ -47,7 +47,7 @@ pub fn missing_tag(
     names: &[String],
 ) -> Result<Option<String>, SourceError> {
     let tag = match (NestedFolder { root, directory }).read_tag(names) {
-        // A symbolic link that leads nowhere.
+        // A dangling symbolic link.
         Err(SourceError::Missing { .. }) => None,
         read => read?,
     };
@@ -97,7 +97,7 @@ impl NestedFolder<'_> {
         is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(&tag) })
     }
 
-    /// The subfolder that `latest` names; `None` if the file cannot be read.
+    /// The subfolder that `latest` names; as [`Self::read_tag`], and `None` if the file cannot be read.
     fn tag(&self, names: &[String]) -> Option<String> {
         self.read_tag(names).ok()?
     }

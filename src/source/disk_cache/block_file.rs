@@ -84,7 +84,7 @@ impl OpenBlockFile {
         })
     }
 
-    /// Reads cached pages from the page cache, and others directly: no byte is cached twice.
+    /// Reads from the page cache if it has all pages, else directly: no byte is cached twice.
     fn fill(&self, range: &Range<u64>, spans: &mut [Span<'_>]) -> io::Result<()> {
         let len = (range.end - range.start) as usize;
         let is_cached = || {

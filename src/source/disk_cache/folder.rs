@@ -70,7 +70,8 @@ pub struct RemovedBlocks {
 static CACHES: Mutex<Option<HashMap<CacheOptions, Option<Arc<DiskCache>>>>> = Mutex::new(None);
 
 impl DiskCache {
-    /// The cache of some options; `None` if they disable it, or if it cannot be used. A warning then says so once.
+    /// The cache of these options, one in a process; `None` if they disable it, or if it cannot be opened, which is
+    /// logged.
     pub fn shared(options: &CacheOptions) -> Option<Arc<DiskCache>> {
         let folder = options.folder.as_ref()?;
         if let Some(known) = lock_holding_forks(&CACHES).get_or_insert_default().get(options) {
@@ -79,7 +80,7 @@ impl DiskCache {
         let opened = DiskCache::open(options, folder);
         if let Err(error) = &opened {
             let folder = folder.display();
-            tracing::warn!(%folder, %error, "the cache on disk cannot be used: all is fetched from the store");
+            tracing::warn!(%folder, %error, "the cache on disk cannot be used, and every read goes to the store: set CKPTFS_CACHE_DIR to another folder, or CKPTFS_NO_CACHE=1");
         }
         let opened = opened.ok().map(Arc::new);
         // Another thread may have been faster. All must use one ledger.
@@ -188,10 +189,10 @@ impl DiskCache {
             (used, free) = (used - removed, free + removed);
         }
         let reservation = self.ledger.end_scan(used, free, bytes);
-        // Blocks that are being written may take the room for now: this one is not kept, and later ones are.
+        // If room is lacking only because of reserved bytes, this block is not kept, but writes go on.
         if reservation.is_none() && !self.limits.has_room(used, free, bytes) {
             self.pause_writes(&io::Error::other(format!(
-                "it has {} bytes at most, and leaves {} of the disk free",
+                "it may take at most {} bytes, and must leave {} bytes of the disk free",
                 self.limits.max_bytes, self.limits.min_free_bytes
             )));
         }
@@ -217,7 +218,7 @@ impl DiskCache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
-    /// Removes the least recently used blocks, of at least so many bytes.
+    /// Removes the least recently used blocks, until these had at least `bytes` on the disk, or none is left.
     fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> RemovedBlocks {
         let mut blocks: Vec<_> = folders.iter().flat_map(|folder| &folder.blocks).collect();
         blocks.sort_unstable_by_key(|block| block.used);
@@ -226,9 +227,9 @@ impl DiskCache {
             if removed.bytes >= bytes {
                 break;
             }
-            // Another process may have removed it: its room is there as well.
+            // Another process may have removed it. Its space is free then, too.
             let _ = std::fs::remove_file(&block.path);
-            // An open file keeps its space.
+            // A deleted file takes space while it is open.
             self.forget_block(&block.path);
             removed.bytes += block.disk_bytes;
             removed.count += 1;

@@ -1,4 +1,4 @@
-//! The space that a process knows of: bytes of all blocks, of those that it writes, and bytes that are free on their disk.
+//! The space that a process knows of: bytes of all blocks, bytes reserved for new blocks, and free bytes of their disk.
 //!
 //! Its lock is held for arithmetic alone. The caller measures the disk and scans the folder between two calls.
 
@@ -33,7 +33,7 @@ pub struct SpaceReservation<'a> {
     bytes: u64,
 }
 
-/// Bytes that blocks take and that the disk has free.
+/// Bytes that blocks take, bytes that are reserved, and bytes that the disk has free.
 #[derive(Debug)]
 pub struct SpaceLedger {
     limits: DiskLimits,
@@ -59,6 +59,7 @@ impl SpaceLedger {
         SpaceLedger { limits, space: Mutex::default() }
     }
 
+    /// Locks the space. In a forked child, it first forgets the parent's reservations and scan.
     fn lock(&self) -> ForkSafeGuard<'_, KnownSpace> {
         let mut space = lock_holding_forks(&self.space);
         let pid = std::process::id();
@@ -68,8 +69,8 @@ impl SpaceLedger {
         space
     }
 
-    /// Decides whether bytes may be written. One thread at a time scans. The others write without a decision until it
-    /// has finished, which exceeds the limit by no more than writers of another process do.
+    /// Decides whether bytes may be written. While one thread scans, others are granted room at once. They may exceed
+    /// the limit until the scan ends, as writers of another process may.
     pub fn request(&self, bytes: u64) -> RoomDecision<'_> {
         let mut space = self.lock();
         if space.is_scanning {
@@ -93,7 +94,7 @@ impl SpaceLedger {
         SpaceReservation { ledger: self, bytes }
     }
 
-    /// Reserves bytes without a decision.
+    /// Reserves bytes, whether they have room or not.
     pub fn reserve(&self, bytes: u64) -> SpaceReservation<'_> {
         self.reserve_in(&mut self.lock(), bytes)
     }
@@ -110,7 +111,7 @@ impl SpaceLedger {
     }
 
     /// Records the result of a scan, and reserves bytes if they have room. Blocks that were written during the scan may
-    /// be counted twice, until the next one.
+    /// be counted twice, until the next scan.
     pub fn end_scan(&self, used: u64, free: u64, bytes: u64) -> Option<SpaceReservation<'_>> {
         let mut space = self.lock();
         space.used = used + space.written.unwrap_or(0);
@@ -122,7 +123,8 @@ impl SpaceLedger {
 }
 
 impl SpaceReservation<'_> {
-    /// Records that the block is written, with its size. Called before it gets its name: no scan counts it twice.
+    /// Records that the block is written, with its size. Call it before the block gets its name: a scan that begins
+    /// later then counts the block once.
     pub fn commit(mut self, written: u64) {
         let mut space = self.ledger.lock();
         space.used += written;
@@ -140,7 +142,7 @@ impl Drop for SpaceReservation<'_> {
 
 impl KnownSpace {
     fn release(&mut self, bytes: u64) {
-        // A child that was forked meanwhile has no reservation.
+        // In a forked child, the ledger has already dropped the reservations of its parent.
         self.reserved = self.reserved.saturating_sub(bytes);
     }
 }
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_being_written_have_their_room() {
+    fn reserved_bytes_are_not_granted_again() {
         let ledger = ledger();
         ledger.set_free(5000);
         assert!(is_scan(&ledger.request(300)));

@@ -43,7 +43,7 @@ pub fn plan_spans<'a>(
     let page = PAGE_BYTES as u64;
     let targets: Vec<_> = targets.collect();
     let end_of = |(at, target): &(u64, &mut [u8])| at + target.len() as u64;
-    // Targets that overlap are copied.
+    // If any targets overlap, all of them are copied.
     let is_disjoint = targets.windows(2).all(|two| end_of(&two[0]) <= two[1].0);
     let mut spans = SpanList { spans: Vec::new(), copies: Vec::new(), end: range.start, scratch };
     for (at, target) in targets {

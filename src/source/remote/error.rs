@@ -105,10 +105,8 @@ pub enum RemoteError {
         /// The encoding that the server states.
         encoding: String,
     },
-    /// An object without a size, or of one that no file can have.
-    #[error(
-        "the server states no size of it, or an impossible one: 2^63 bytes or more, or no number"
-    )]
+    /// An object whose size is missing, or is one that no file can have.
+    #[error("the server states no valid size of it: a size is a number below 2^63")]
     ImpossibleSize,
     /// The server lists no directories.
     #[error("this server lists no directories")]

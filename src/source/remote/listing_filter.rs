@@ -69,7 +69,7 @@ pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
                 let raw = reader.read_text(element.to_end().name()).ok()?;
                 depth -= 1;
                 let text = raw.decode().ok();
-                let text = text.as_deref().and_then(unescape);
+                let text = text.as_deref().and_then(decode_text);
                 if is_name {
                     let shown = text
                         .as_deref()
@@ -103,8 +103,8 @@ pub fn remove_unusable_names(xml: &[u8]) -> Option<FilteredListing> {
     (removed_count > 0).then_some(FilteredListing { kept, removed_count, removed_names })
 }
 
-/// The text of an element without elements.
-fn unescape(raw: &str) -> Option<Cow<'_, str>> {
+/// The text of an element without child elements: one CDATA section, or text with references. `None` if it is invalid.
+fn decode_text(raw: &str) -> Option<Cow<'_, str>> {
     let literal = raw.trim().strip_prefix("<![CDATA[").and_then(|raw| raw.strip_suffix("]]>"));
     match literal {
         Some(literal) => (!literal.contains("]]>")).then_some(Cow::Borrowed(literal)),

@@ -433,7 +433,7 @@ impl Body for FaultyBody {
         };
         let most = room.unwrap_or(usize::MAX).min(match this.bytes_per_second > 0 {
             true => PIECE_BYTES,
-            // The end is a piece of its own.
+            // The last 64 KiB are a piece of their own, so that the request counts until these are sent.
             false if is_last && bytes.len() > PIECE_BYTES => bytes.len() - PIECE_BYTES,
             false => usize::MAX,
         });

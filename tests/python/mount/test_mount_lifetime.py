@@ -72,7 +72,7 @@ def test_a_daemon_that_is_stuck_is_not_waited_for(source, left):
         os.kill(mount.pid, signal.SIGKILL)
 
 
-def test_a_mount_that_has_the_number_of_a_removed_one_is_not_it(source, left, point):
+def test_another_mount_with_the_number_of_a_closed_one_is_ignored(source, left, point):
     mount = ckptfs.mount(source[0])
     os.kill(mount.pid, signal.SIGSTOP)
     try:

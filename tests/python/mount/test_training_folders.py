@@ -153,7 +153,7 @@ def test_a_latest_that_names_a_missing_step_is_said(ckptfs, tmp_path):
     assert "`latest` names global_step9, which is not there" in said and suggested == str(tmp_path / "global_step7")
 
 
-def test_a_latest_that_leads_nowhere_does_not_hide_what_is_there(ckptfs, tmp_path):
+def test_a_dangling_latest_does_not_hide_other_checkpoints(ckptfs, tmp_path):
     (tmp_path / "latest").symlink_to("removed")
     (tmp_path / "model").mkdir()
     torch.save(weights(), tmp_path / "model/a.pt")

@@ -74,7 +74,7 @@ def test_a_shared_access_signature_in_a_file(ckptfs, mounts, azure, tmp_path):
     assert f"write it to {file}" in refused.stderr and "sig=" not in refused.stderr
 
 
-def test_the_names_of_azures_command_line_are_read(ckptfs, azure, monkeypatch):
+def test_the_variables_of_the_azure_cli_are_read(ckptfs, azure, monkeypatch):
     azure.put("cli/model.safetensors", MODEL)
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
@@ -92,6 +92,7 @@ def test_the_names_of_azures_command_line_are_read(ckptfs, azure, monkeypatch):
     [
         {}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"},
         {"AZURE_USE_AZURE_CLI": "false"}, {"AZURE_STORAGE_CLIENT_ID": "x", "AZURE_CLIENT_SECRET": "x"},
+        {"AZURE_CREDENTIAL_TYPE": "managed_identity", "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY},
     ],
 )  # fmt: skip
 def test_a_managed_identity_is_requested_only_with_the_option(ckptfs, monkeypatch, incomplete):

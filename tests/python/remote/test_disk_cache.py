@@ -340,7 +340,7 @@ def test_evicted_blocks_take_no_space(mounts, store, cache, tmp_path, monkeypatc
     assert not [link for link in links if link.startswith(str(cache)) and link.endswith("(deleted)")]
 
 
-def test_children_of_a_process_that_loads_from_it_load_too(store, models, cache):
+def test_children_forked_during_loads_can_load(store, models, cache):
     _, url, _ = models
     code = """
 import faulthandler, os, sys, threading, time

@@ -3,14 +3,17 @@ is bounded."""
 
 import os
 import random
+import subprocess
+from pathlib import Path
 
 import ckptfs as package
 import pytest
+import torch
 from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 
 from compare import check_same
-from program import DONE, FAILED
+from program import DONE, FAILED, find_binary
 
 MODELS = ["sharded", "pickled", "dcp", "zero"]
 
@@ -39,6 +42,39 @@ def test_a_checkpoint_in_a_store_is_the_same_by_every_way(ckptfs, mounts, store,
             file.seek(start)
             assert file.read(length) == whole[start : start + length]
     check_same(load_plain(path), expected)
+
+
+@pytest.fixture(scope="module")
+def many_small(tmp_path_factory):
+    """A pickle of 36 MB with 300 tensors: more than pages of a file, less than a request each."""
+    path = tmp_path_factory.mktemp("small") / "pytorch_model.bin"
+    torch.save({f"layers.{n}": torch.full((30_000,), float(n)) for n in range(300)}, path)
+    return path
+
+
+@pytest.mark.parametrize("program", ["export", "stream", "verify"])
+def test_a_whole_file_is_read_by_few_requests_at_once(ckptfs, store, many_small, tmp_path, program):
+    store.put("small/pytorch_model.bin", many_small.read_bytes())
+    url, out = "s3://bucket/small", tmp_path / "out.safetensors"
+    expected = Path(ckptfs.export(many_small, tmp_path / "expected.safetensors")).read_bytes()
+    store.fault(latency_ms=100)
+    if program == "export":
+        assert ckptfs("export", url, out).code == DONE
+    elif program == "stream":
+        with out.open("wb") as file:
+            subprocess.run([find_binary(), "export", url, "-"], stdout=file, check=True)
+    else:
+        assert ckptfs("verify", url).code == DONE
+    stats = store.stats
+    assert 4 <= stats["requests"] <= 25 and stats["most_at_once"] >= 4, stats
+    assert program == "verify" or out.read_bytes() == expected
+
+
+def test_an_error_ends_a_stream(store, many_small):
+    store.put("broken/pytorch_model.bin", many_small.read_bytes())
+    store.fault(latency_ms=50, method="GET", path="/broken/", status=403, status_every=4)
+    done = subprocess.run([find_binary(), "export", "s3://bucket/broken", "-"], capture_output=True, timeout=60)
+    assert done.returncode == FAILED and b"s3://bucket/broken" in done.stderr
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -125,7 +161,6 @@ def read_if_possible(path):
 
 
 def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_path):
-    import torch
     from safetensors.torch import save
 
     from mounts import until

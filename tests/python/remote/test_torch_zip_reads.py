@@ -1,5 +1,5 @@
-"""Torch archives in a store: a listing costs two requests a file. What is deduced of an archive is checked before any byte
-of it is used."""
+"""Torch archives in a store: a listing costs two requests a file. Deduced offsets are checked before any byte of their
+record is used."""
 
 import json
 import struct

@@ -136,7 +136,7 @@ mod tests {
             Some(records.iter().map(|record| record.offset).collect::<Vec<_>>())
         };
         assert_eq!(offsets(&entries, 512), Some(vec![64, 448, 512]));
-        // Another end of the file, and wrong lengths of the data descriptor.
+        // Another offset of the directory; then a data descriptor of a valid length, and of wrong ones.
         assert_eq!(offsets(&entries, 513), None);
         assert_eq!(offsets(&entries[..1], 64 + 282 + 24), Some(vec![64]));
         for end in [64 + 282, 64 + 282 + 15, 64 + 282 + 20, 64 + 100, 0] {

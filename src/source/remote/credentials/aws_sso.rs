@@ -1,7 +1,7 @@
 //! Single sign-on of AWS: the login that `aws sso login` leaves in a file, and the credentials of a role for it.
 //!
-//! The login of an `sso_session` has a refresh token. It renews the login here, as in the AWS CLI. The renewed login is
-//! written back to its file: the service may accept each refresh token only once.
+//! The login of an `sso_session` has a refresh token, which renews it, as in the AWS CLI. The renewed login is written to
+//! its file, because the service may accept each refresh token only once. A login that was written meanwhile stays.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -197,7 +197,7 @@ impl Login {
         }))
     }
 
-    /// Writes the login to its file, with the tokens of an answer. If the file has another login by now, it stays.
+    /// Writes the login to its file, with the tokens of an answer. A login that another program wrote meanwhile stays.
     fn write(&self, answer: TokenAnswer) -> std::io::Result<()> {
         let current = std::fs::read(&self.path)?;
         let current: Option<Map<String, Value>> = serde_json::from_slice(&current).ok();

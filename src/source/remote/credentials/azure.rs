@@ -5,12 +5,12 @@ use object_store::azure::{AzureConfigKey as Setting, MicrosoftAzureBuilder};
 use super::super::error::RemoteError;
 use super::super::options::RemoteOptions;
 
-/// Variables of Azure's command line that the client does not read.
+/// Variables of the Azure CLI that the client does not read.
 const CLI_VARIABLES: [(&str, Setting); 2] =
     [("AZURE_STORAGE_ACCOUNT", Setting::AccountName), ("AZURE_STORAGE_KEY", Setting::AccessKey)];
 
-/// Sets of settings, each with credentials, in the order in which the client looks for them. With an incomplete set, the
-/// client would ask for the machine's managed identity.
+/// Sets of settings, each with credentials, in the order in which the client looks for them unless a type is selected.
+/// With an incomplete set, the client would ask for the machine's managed identity.
 const CREDENTIALS: [(&[Setting], &str); 8] = [
     (&[Setting::UseEmulator], "those of the emulator"),
     (
@@ -48,8 +48,8 @@ fn variables() -> Vec<Variable> {
     let variable = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
         let lower_case = name.starts_with("AZURE_").then(|| name.to_ascii_lowercase())?;
-        let of_cli = CLI_VARIABLES.iter().find(|(other, _)| *other == name);
-        let setting = match of_cli {
+        let cli_variable = CLI_VARIABLES.iter().find(|(other, _)| *other == name);
+        let setting = match cli_variable {
             Some((_, setting)) => *setting,
             None => lower_case.parse().ok()?,
         };
@@ -71,6 +71,10 @@ pub fn azure_credentials() -> Option<(&'static str, String)> {
             variable.setting == *setting && !is_off
         })
     };
+    if let Some(selected) = find(&Setting::CredentialType).filter(|found| found.value != "auto") {
+        let is_allowed = selected.value != "managed_identity";
+        return is_allowed.then(|| ("those of the selected type", selected.name.clone()));
+    }
     CREDENTIALS.iter().find_map(|(settings, description)| {
         let found: Option<Vec<_>> = settings.iter().map(find).collect();
         Some((*description, found?.first()?.name.clone()))
