@@ -72,7 +72,8 @@ class Mount:
                 return
             self._unmount()
             if self._is_private:
-                with contextlib.suppress(FileNotFoundError):
+                # If somebody has put files there, they stay.
+                with contextlib.suppress(OSError):
                     os.rmdir(self.path)
             self._closed = True
             del _mounts[id(self)]

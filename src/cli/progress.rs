@@ -42,6 +42,8 @@ impl StopSignal {
     pub fn register() -> Result<StopSignal, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // The second one ends the process: a store or a pipe may keep the command waiting.
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
         // With a handler, a write past the file size limit fails with an error instead of killing the process.

@@ -83,7 +83,11 @@ pub fn stream_contents(
     progress: &dyn ExportProgress,
 ) -> Result<(), ExportError> {
     let writer = OrderedWriter::new(out);
-    read_chunks(reader, progress, |bytes, chunk| writer.write(chunk, bytes))?;
+    let streamed = read_chunks(reader, progress, |bytes, chunk| writer.write(chunk, bytes));
+    streamed.map_err(|error| match error {
+        ExportError::Stopped => ExportError::StreamStopped,
+        error => error,
+    })?;
     writer.flush()
 }
 

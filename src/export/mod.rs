@@ -86,9 +86,12 @@ pub enum ExportError {
         /// The system's error.
         source: io::Error,
     },
-    /// The caller asked to stop.
+    /// The caller asked to stop before the file had its name.
     #[error("stopped before it was complete; nothing was written")]
     Stopped,
+    /// The caller asked to stop before the last byte was written in order.
+    #[error("stopped before everything was written to standard output")]
+    StreamStopped,
 }
 
 impl ExportError {
@@ -140,6 +143,7 @@ impl ExportError {
                 _ => "choose another disk, or see whether this one works (dmesg tells)",
             },
             ExportError::Stopped => "run it again to start over",
+            ExportError::StreamStopped => "run it again: what was written is not whole",
         })
     }
 }

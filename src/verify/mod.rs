@@ -108,7 +108,7 @@ pub fn compare(
             (0..len).step_by(CHUNK_BYTES as usize).map(move |start| (index, other, start))
         })
         .collect();
-    // The first byte that differs, by tensor.
+    // The first bit that differs, by tensor. Elements of less than a byte begin at its low bits.
     let differing: Mutex<HashMap<usize, u64>> = Mutex::default();
     let buffers = || (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
     let threads = [first, second].map(|reader| reader.chunk_threads(DISK_THREADS));
@@ -123,13 +123,11 @@ pub fn compare(
             second.read_at(&mut b[..len], other.start + start)?;
             progress.add_bytes(len as u64);
             if a[..len] != b[..len] {
-                let equal = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
-                let byte = start + equal as u64;
+                let mut differing_bits = a.iter().zip(b.iter()).map(|(a, b)| a ^ b).enumerate();
+                let (byte, bits) = differing_bits.find(|(_, bits)| *bits != 0).unwrap_or_default();
+                let bit = (start + byte as u64) * 8 + u64::from(bits.trailing_zeros());
                 let mut differing = lock(&differing);
-                differing
-                    .entry(index)
-                    .and_modify(|first| *first = byte.min(*first))
-                    .or_insert(byte);
+                differing.entry(index).and_modify(|first| *first = bit.min(*first)).or_insert(bit);
             }
             Ok::<_, VirtualFileError>(())
         })?;
@@ -137,9 +135,9 @@ pub fn compare(
         return Ok(None);
     }
     let differing = differing.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    differences.extend(differing.into_iter().map(|(index, byte)| {
+    differences.extend(differing.into_iter().map(|(index, bit)| {
         let tensor = &first_file.tensors()[index];
-        let element = byte * 8 / u64::from(tensor.dtype.bits());
+        let element = bit / u64::from(tensor.dtype.bits());
         Difference::Values { tensor: tensor.name.to_string(), element }
     }));
     differences.sort_by(|a, b| a.tensor().cmp(b.tensor()));

@@ -297,6 +297,23 @@ fn verify_names_the_differences() {
 }
 
 #[test]
+fn an_element_of_less_than_a_byte_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = |name: &str, last: u8| {
+        let header = r#"{"t":{"dtype":"F4","shape":[8],"data_offsets":[0,4]}}"#;
+        let path = dir.path().join(name);
+        let len = (header.len() as u64).to_le_bytes();
+        std::fs::write(&path, [&len[..], header.as_bytes(), &[0, 0, 0, last]].concat()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let first = save("a.safetensors", 0);
+    for (last, element) in [(0x01, 6), (0x10, 7)] {
+        let outcome = run(&["verify", &first, "--against", &save("b.safetensors", last)]);
+        assert!(outcome.stdout.contains(&format!("first in element {element}\n")), "{outcome:?}");
+    }
+}
+
+#[test]
 fn output_closed_by_its_reader_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = path(folder.path(), "model.safetensors");

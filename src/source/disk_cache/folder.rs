@@ -184,7 +184,9 @@ impl DiskCache {
         let mut used = folders.iter().map(ObjectFolder::disk_bytes).sum();
         let mut free = self.free_bytes().unwrap_or(0);
         let needed = bytes.saturating_add(self.ledger.reserved_bytes());
-        if free > 0 && !self.limits.has_room(used, free, needed) {
+        // If the blocks that are being written take the whole limit, removing others would be in vain.
+        let can_fit = needed <= self.limits.max_bytes;
+        if free > 0 && can_fit && !self.limits.has_room(used, free, needed) {
             let removed = self.evict(folders, self.limits.excess(used, free, needed)).bytes;
             (used, free) = (used - removed, free + removed);
         }

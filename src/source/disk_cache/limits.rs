@@ -82,7 +82,7 @@ impl CacheOptions {
     pub fn limits(&self, disk_bytes: u64) -> DiskLimits {
         let CacheOptions { folder: _, max_bytes, min_free_percent } = *self;
         DiskLimits {
-            max_bytes: max_bytes.unwrap_or(disk_bytes / DEFAULT_SHARE),
+            max_bytes: max_bytes.unwrap_or(disk_bytes / DEFAULT_SHARE).min(disk_bytes),
             min_free_bytes: disk_bytes / 100 * u64::from(min_free_percent),
         }
     }
@@ -158,6 +158,9 @@ mod tests {
         assert_eq!(limits.excess(500, 60, 10), 50 + 50);
         let options = CacheOptions::new(None, None, None);
         assert_eq!(options.limits(1000), DiskLimits { max_bytes: 200, min_free_bytes: 50 });
+        // A limit above the disk would make the margin of evictions larger than all blocks.
+        let options = CacheOptions::new(None, Some(1 << 40), None);
+        assert_eq!(options.limits(1000), DiskLimits { max_bytes: 1000, min_free_bytes: 50 });
     }
 
     #[test]

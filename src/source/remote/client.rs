@@ -8,7 +8,7 @@ use object_store::azure::AzureConfigKey;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
-use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 
 use crate::source::url::{SourceUrl, StoreKind};
 
@@ -98,13 +98,15 @@ pub fn build_client(
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
     let text = |allow: bool| if allow { "true" } else { "false" };
     let skip = text(options.anonymous || has_query);
+    let allow_http = text(options.allow_http);
     Ok(match url.kind {
         StoreKind::S3 => {
             let mut builder = AmazonS3Builder::from_env()
                 .with_bucket_name(&url.host)
                 .with_retry(no_retries())
                 .with_http_connector(connector)
-                .with_config(AmazonS3ConfigKey::SkipSignature, skip);
+                .with_config(AmazonS3ConfigKey::SkipSignature, skip)
+                .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp), allow_http);
             let settings = credentials::aws_settings(options)?;
             authorization.credentials = settings.renewed;
             if let Some(region) = settings.region {
@@ -123,7 +125,8 @@ pub fn build_client(
                 .with_bucket_name(&url.host)
                 .with_retry(no_retries())
                 .with_http_connector(connector)
-                .with_config(GoogleConfigKey::SkipSignature, skip);
+                .with_config(GoogleConfigKey::SkipSignature, skip)
+                .with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), allow_http);
             if let Ok(endpoint) = std::env::var("STORAGE_EMULATOR_HOST") {
                 let has_scheme = endpoint.contains("://");
                 let endpoint = if has_scheme { endpoint } else { format!("http://{endpoint}") };
@@ -141,12 +144,14 @@ pub fn build_client(
                 .with_container_name(&url.host)
                 .with_retry(no_retries())
                 .with_http_connector(connector)
-                .with_config(AzureConfigKey::SkipSignature, skip);
+                .with_config(AzureConfigKey::SkipSignature, skip)
+                .with_config(AzureConfigKey::Client(ClientConfigKey::AllowHttp), allow_http);
             StoreClient::paged(builder.build().map_err(invalid)?)
         }
         StoreKind::Http => {
             let builder = HttpBuilder::new()
                 .with_url(format!("{}://{}", url.scheme, url.host))
+                .with_config(ClientConfigKey::AllowHttp, allow_http)
                 .with_retry(no_retries())
                 .with_http_connector(connector);
             StoreClient { objects: Arc::new(builder.build().map_err(invalid)?), pages: None }

@@ -41,10 +41,9 @@ pub struct Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // A metadata server has no encryption: the client of its credentials says so.
+        // Only the client of a metadata server differs from the option: that server has no encryption.
         let allows = object_store::ClientConfigKey::AllowHttp;
-        let allow_http = self.options.allow_http
-            || options.get_config_value(&allows).is_some_and(|value| value == "true");
+        let allow_http = options.get_config_value(&allows).is_some_and(|value| value == "true");
         let stall_timeout = self.options.stall_timeout;
         let rule = address_rule(&self.options);
         let resolver = AddressResolver::new(rule);

@@ -92,6 +92,14 @@ def test_a_mount_that_was_unmounted_closes(source, left):
     assert not path.exists() and not left()
 
 
+def test_files_in_the_directory_of_an_unmounted_one_stay(source, left):
+    with pytest.raises(ValueError), ckptfs.mount(source[0]) as path:
+        subprocess.run(["umount", path], check=True)
+        (path / "note").write_text("a")
+        raise ValueError
+    assert (path / "note").read_text() == "a"
+
+
 def test_another_mount_in_its_place_stays(source, point):
     mount = ckptfs.mount(source[0], point)
     subprocess.run([sys.executable, "-m", "ckptfs", "unmount", point], check=True)

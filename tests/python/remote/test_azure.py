@@ -86,12 +86,36 @@ def test_the_variables_of_the_azure_cli_are_read(ckptfs, azure, monkeypatch):
     assert "the account's key (AZURE_STORAGE_KEY)" in checked.stdout
 
 
+def test_empty_variables_do_not_count(ckptfs, azure, monkeypatch):
+    azure.put("empty/model.safetensors", MODEL)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
+    for name in ("ACCOUNT_KEY", "SAS_TOKEN", "TOKEN"):
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", "")
+    for name in ("CREDENTIAL_TYPE", "CLIENT_SECRET"):
+        monkeypatch.setenv(f"AZURE_{name}", "")
+    done = ckptfs("inspect", f"az://{BUCKET}/empty/model.safetensors")
+    assert done.code == DONE, done.stderr
+
+
+def test_the_emulator_needs_the_option_for_plain_http(ckptfs, azure, monkeypatch):
+    azure.put("emulator/model.safetensors", MODEL)
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", azure.address)
+    url = f"az://{BUCKET}/emulator/model.safetensors"
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "0")
+    refused = ckptfs("inspect", url)
+    assert refused.code == FAILED and "not encrypted" in refused.stderr and azure.stats["requests"] == 0
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+    assert ckptfs("inspect", url).code == DONE
+
+
 @pytest.mark.parametrize(
     "incomplete",
     [
         {}, {"AZURE_CLIENT_SECRET": "x"}, {"AZURE_CLIENT_ID": "x", "AZURE_TENANT_ID": "x"},
         {"AZURE_USE_AZURE_CLI": "false"}, {"AZURE_STORAGE_CLIENT_ID": "x", "AZURE_CLIENT_SECRET": "x"},
         {"AZURE_CREDENTIAL_TYPE": "managed_identity", "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY},
+        {"AZURE_USE_AZURE_CLI": "false", "AZURE_Use_Azure_Cli": "true"},
     ],
 )  # fmt: skip
 def test_a_managed_identity_is_requested_only_with_the_option(ckptfs, monkeypatch, incomplete):

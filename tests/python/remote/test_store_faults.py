@@ -133,8 +133,18 @@ def test_an_address_without_encryption_must_be_allowed(ckptfs, store, models, mo
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     refused = ckptfs("inspect", f"{url}/sharded")
     assert refused.code == FAILED and "not encrypted" in refused.stderr and "CKPTFS_ALLOW_HTTP=1" in refused.stderr
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "0")
+    assert "not encrypted" in ckptfs("inspect", url).stderr
     monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
     assert ckptfs("inspect", f"{url}/sharded").code == 0
+
+
+def test_the_emulator_of_google_cloud_must_be_allowed(ckptfs, store, monkeypatch):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.address)
+    refused = ckptfs("inspect", "--anonymous", "gs://bucket/model.safetensors")
+    assert refused.code == FAILED and "not encrypted" in refused.stderr and store.stats["requests"] == 0
 
 
 def test_without_credentials_none_is_asked_of_a_metadata_server(ckptfs, store, models, monkeypatch, tmp_path):

@@ -3,7 +3,9 @@ is bounded."""
 
 import os
 import random
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import ckptfs as package
@@ -13,6 +15,7 @@ from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
 
 from compare import check_same
+from mounts import until
 from program import DONE, FAILED, find_binary
 
 MODELS = ["sharded", "pickled", "dcp", "zero"]
@@ -75,6 +78,20 @@ def test_an_error_ends_a_stream(store, many_small):
     store.fault(latency_ms=50, method="GET", path="/broken/", status=403, status_every=4)
     done = subprocess.run([find_binary(), "export", "s3://bucket/broken", "-"], capture_output=True, timeout=60)
     assert done.returncode == FAILED and b"s3://bucket/broken" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["export", "-"], ["verify"]])
+def test_a_second_signal_does_not_wait_for_a_store(store, many_small, command):
+    name, *out = command
+    store.put("stuck/pytorch_model.bin", many_small.read_bytes())
+    store.fault(path="/stuck/", method="GET", stall_after=100_000, stall_every=1)
+    started = [find_binary(), name, "s3://bucket/stuck", *out]
+    with subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        until("it fetches", lambda: store.stats["most_at_once"] >= 4)
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(5) == -signal.SIGINT
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -163,8 +180,6 @@ def read_if_possible(path):
 def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_path):
     from safetensors.torch import save
 
-    from mounts import until
-
     first, second = ({"a": torch.full((70_000,), float(n))} for n in (1, 2))
     store.put("changing/model.safetensors", save(first))
     mount = mounts("s3://bucket/changing")
@@ -178,7 +193,6 @@ def test_a_changed_object_is_a_new_file_for_the_next_open(mounts, store, tmp_pat
 
 
 def test_a_mount_shows_what_comes_and_goes(mounts, store):
-    from mounts import until
     from safetensors.torch import save
 
     import torch

@@ -1,5 +1,7 @@
 //! Credentials of Azure in the environment.
 
+use std::ffi::OsString;
+
 use object_store::azure::{AzureConfigKey as Setting, MicrosoftAzureBuilder};
 
 use super::super::error::RemoteError;
@@ -36,26 +38,41 @@ const CREDENTIALS: [(&[Setting], &str); 8] = [
 /// Settings that are on or off.
 const SWITCHES: [Setting; 2] = [Setting::UseEmulator, Setting::UseAzureCli];
 
+/// Whether the client takes the value of a switch for yes.
+fn is_on(value: &str) -> bool {
+    matches!(&*value.to_ascii_lowercase(), "1" | "true" | "on" | "yes" | "y")
+}
+
 /// A setting in the environment, and the name of its variable.
 struct Variable {
     name: String,
     setting: Setting,
     value: String,
+    is_of_cli: bool,
 }
 
-/// The settings that are not empty.
+/// The settings that are not empty, each once. What is checked and what the client gets are the same.
 fn variables() -> Vec<Variable> {
-    let variable = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+    let parse = |(name, value): (OsString, OsString)| {
         let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
         let lower_case = name.starts_with("AZURE_").then(|| name.to_ascii_lowercase())?;
         let cli_variable = CLI_VARIABLES.iter().find(|(other, _)| *other == name);
+        let is_of_cli = cli_variable.is_some();
         let setting = match cli_variable {
             Some((_, setting)) => *setting,
             None => lower_case.parse().ok()?,
         };
-        (!value.is_empty()).then_some(Variable { name, setting, value })
+        (!value.is_empty()).then_some(Variable { name, setting, value, is_of_cli })
     };
-    std::env::vars_os().filter_map(variable).collect()
+    let mut variables: Vec<Variable> = std::env::vars_os().filter_map(parse).collect();
+    variables.sort_by_key(|variable| variable.is_of_cli);
+    let mut known = Vec::new();
+    variables.retain(|variable| {
+        let is_new = !known.contains(&variable.setting);
+        known.push(variable.setting);
+        is_new
+    });
+    variables
 }
 
 /// The credentials in the environment, in words, and a variable that holds them or leads to them.
@@ -63,11 +80,7 @@ pub fn azure_credentials() -> Option<(&'static str, String)> {
     let variables = variables();
     let find = |setting: &Setting| {
         variables.iter().find(|variable| {
-            let is_off = SWITCHES.contains(setting)
-                && !matches!(
-                    &*variable.value.to_ascii_lowercase(),
-                    "1" | "true" | "on" | "yes" | "y"
-                );
+            let is_off = SWITCHES.contains(setting) && !is_on(&variable.value);
             variable.setting == *setting && !is_off
         })
     };
@@ -90,12 +103,16 @@ pub fn azure_builder(
     if !needs_none && azure_credentials().is_none() {
         return Err(RemoteError::NoCredentials { store: "Azure" });
     }
-    let mut builder = MicrosoftAzureBuilder::from_env();
-    for Variable { name, setting, value } in variables() {
-        let is_of_cli = CLI_VARIABLES.iter().any(|(other, _)| *other == name);
-        if is_of_cli && builder.get_config_value(&setting).is_none() {
-            builder = builder.with_config(setting, value);
-        }
+    let mut builder = MicrosoftAzureBuilder::new();
+    for Variable { setting, value, .. } in variables() {
+        builder = builder.with_config(setting, value);
+    }
+    if let Ok(endpoint) = std::env::var("IDENTITY_ENDPOINT") {
+        builder = builder.with_msi_endpoint(endpoint);
+    }
+    let uses_emulator = builder.get_config_value(&Setting::UseEmulator);
+    if uses_emulator.is_some_and(|value| is_on(&value)) && !options.allow_http {
+        return Err(RemoteError::PlainHttp);
     }
     Ok(builder)
 }
