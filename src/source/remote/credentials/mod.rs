@@ -105,8 +105,9 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
             let connector = Connector { options: options.clone(), query: None };
             let other =
                 |error: object_store::Error| RemoteError::Other { message: error.to_string() };
+            let client_options = ClientOptions::new().with_allow_http(options.allow_http);
             let services = TokenServices {
-                client: connector.connect(&ClientOptions::new()).map_err(other)?,
+                client: connector.connect(&client_options).map_err(other)?,
                 region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
                 endpoint: settings.endpoint.clone(),
             };
