@@ -14,8 +14,8 @@ impl VirtualFileReader {
     /// The number of chunks to read at once: `local` of them, or more if the sources lie in stores.
     pub fn chunk_threads(&self, local: usize) -> usize {
         let origins = self.virtual_file().origins().len();
-        let files = (0..origins as u32).filter_map(|n| self.file(OriginId(n)));
-        let preferred = files.filter_map(|file| file.preferred_requests()).next();
+        let preferred =
+            (0..origins as u32).find_map(|n| self.file(OriginId(n))?.preferred_requests());
         preferred.map_or(local, |preferred| preferred.max_count.clamp(1, MAX_STORE_THREADS))
     }
 }

@@ -70,8 +70,8 @@ pub struct RemovedBlocks {
 static CACHES: Mutex<Option<HashMap<CacheOptions, Option<Arc<DiskCache>>>>> = Mutex::new(None);
 
 impl DiskCache {
-    /// The cache of these options, one in a process; `None` if they disable it, or if it cannot be opened, which is
-    /// logged.
+    /// The cache of these options, one in a process; `None` if they disable it. A failure to open it is logged, and gives
+    /// `None`, too.
     pub fn shared(options: &CacheOptions) -> Option<Arc<DiskCache>> {
         let folder = options.folder.as_ref()?;
         if let Some(known) = lock_holding_forks(&CACHES).get_or_insert_default().get(options) {
