@@ -15,7 +15,7 @@ class FetchReport(NamedTuple):
     cached_bytes: int
 
 
-def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=None, progress=False):
+def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, progress=False):
     """Fetches everything that a mount of `url` would show into the cache on disk: checkpoints, and the files beside
     them. Later loads and mounts of any process read from it.
 
@@ -27,7 +27,7 @@ def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=N
         weights = ckptfs.torch.load_file("s3://bucket/models/llama")
     """
     options = LoadOptions.resolve(
-        root=root, allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, progress=progress,
+        root=root, allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, progress=progress,
     )  # fmt: skip
     bar = ProgressBar() if progress else None
 

@@ -126,7 +126,7 @@ class Mount:
 
 
 def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
-          follow_symlinks=False, ranks=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
+          follow_symlinks=False, ranks=None, delta_base=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
           readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
           metrics=None, allow_http=None, anonymous=None, instance_metadata=None, stall_timeout=None,
           outage_timeout=None, poll_interval=None, connections=None, cache_dir=None, cache_size=None,
@@ -152,6 +152,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `allow_partial`: leave out what cannot be shown, instead of refusing the checkpoint.
     - `follow_symlinks`: let links and index entries lead out of `source`.
     - `ranks`: the number of ranks of a training run; per-rank files of any other number are refused.
+    - `delta_base`: the model that training began with, the base of the first delta of its versions.
     - `allow_other`: let other users use the mount.
     - `uid`, `gid`: the owner and the group of every file, as numbers; only root may choose them.
     - `memory`: for all caches of the daemon together, in bytes or as text such as "512M"; at least 16M.
@@ -212,13 +213,14 @@ def _command_options(options):
     for name in [name for name, default in mount.__kwdefaults__.items() if default is False]:
         check_switch(options[name], name)
     check_text(options["root"], "root")
-    keep, verbose, log_file = options.pop("keep"), options.pop("verbose"), options["log_file"]
+    keep, verbose = options.pop("keep"), options.pop("verbose")
     if not isinstance(verbose, int) or verbose < 0:
         raise error(f"verbose={verbose!r}: is no number of times", "give 0, 1, 2 or 3")
     words = ["--verbose"] * min(verbose, 3)
     words += [f"--keep={pattern}" for pattern in _patterns(keep)]
-    if log_file is not None:
-        options["log_file"] = os.fsdecode(log_file)
+    for name in ("log_file", "delta_base"):
+        if options[name] is not None:
+            options[name] = os.fsdecode(options[name])
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:

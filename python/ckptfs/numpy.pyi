@@ -25,6 +25,7 @@ def load_file(
     allow_partial: bool = False,
     follow_symlinks: bool = False,
     ranks: int | None = None,
+    delta_base: StrPath | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,

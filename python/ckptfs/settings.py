@@ -45,6 +45,8 @@ class LoadOptions(NamedTuple):
     follow_symlinks: bool = False
     # The number of ranks of a training run, for folders that do not record it.
     ranks: int | None = None
+    # The base of the first delta, where no folder of version 0 has it.
+    delta_base: str | None = None
     threads: int | None = None
     # Bytes that a load may hold beside its result.
     memory: int | None = None
@@ -115,9 +117,13 @@ def _check_ranks(value, name):
     return value
 
 
+def _check_path(value, name):
+    return None if value is None else parse_path(value)
+
+
 _CHECKS = {"allow_partial": check_switch, "follow_symlinks": check_switch, "leave_cache": check_switch,
            "cache": check_switch, "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
-           "into": _check_targets, "ranks": _check_ranks}  # fmt: skip
+           "into": _check_targets, "ranks": _check_ranks, "delta_base": _check_path}  # fmt: skip
 
 
 def reading_memory(memory):

@@ -47,6 +47,7 @@ impl CacheError {
                 SourceError::Changed { .. }
                     | SourceError::Truncated { .. }
                     | SourceError::HeaderMismatch { .. }
+                    | SourceError::Damaged { .. }
             ))
         )
     }

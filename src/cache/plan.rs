@@ -131,6 +131,7 @@ fn locate(
         SegmentSource::Header(_) => return None,
         SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
             Origin::File(file) => (BlockSource::File(origin.0), file.identity().size, offset),
+            Origin::Patched(patched) => (BlockSource::File(origin.0), patched.len(), offset),
             Origin::Memory(_) => return None,
         },
         SegmentSource::Tensor { index, offset } => {

@@ -48,11 +48,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// The source files, including the index.
     pub fn source_files(&self) -> impl Iterator<Item = &Arc<SourceFile>> {
-        let origins = self.origins.iter().filter_map(|origin| match origin {
-            Origin::File(file) => Some(file),
-            Origin::Memory(_) => None,
-        });
-        origins.chain(&self.index_files)
+        self.origins.iter().filter_map(Origin::file).chain(&self.index_files)
     }
 }
 

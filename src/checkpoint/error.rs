@@ -7,6 +7,7 @@ use crate::shell_word::shell_word;
 use crate::source::SourceError;
 
 use super::conversions::folder_of;
+use super::delta_error::DeltaError;
 
 use super::refusal::RefusedEntry;
 use super::safetensors::HeaderError;
@@ -103,6 +104,9 @@ pub enum CheckpointError {
         /// The one that the remedy names: the first that can be read.
         suggested: String,
     },
+    /// A version that is a delta cannot be shown.
+    #[error("{path}: {error}")]
+    Delta { path: PathBuf, error: Box<DeltaError> },
     /// A training folder cannot be joined.
     #[error("{path}: {error}")]
     Training { path: PathBuf, error: Box<TrainingError> },
@@ -157,6 +161,7 @@ impl CheckpointError {
             | CheckpointError::TooManyTensors { path, .. }
             | CheckpointError::UnreadFormat { path, .. }
             | CheckpointError::Training { path, .. }
+            | CheckpointError::Delta { path, .. }
             | CheckpointError::NoCheckpoint { path, .. }
             | CheckpointError::SeveralCheckpoints { path, .. }
             | CheckpointError::RefusedEntries { path, .. } => path,
@@ -210,6 +215,7 @@ impl CheckpointError {
             CheckpointError::TooManyTensors { .. } => "split the checkpoint".into(),
             CheckpointError::UnreadFormat { path, format } => format.remedy(path).into(),
             CheckpointError::Training { path, error } => error.remedy(path),
+            CheckpointError::Delta { path, error } => error.remedy(path),
             CheckpointError::NoCheckpoint { path, subdirectories } => {
                 match subdirectories.last() {
                     Some(name) => {

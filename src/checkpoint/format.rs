@@ -58,6 +58,9 @@ pub enum Format {
     /// Per-rank files of `torch.save`.
     #[serde(rename = "torch ranks")]
     RankFiles,
+    /// A version that a trainer wrote as a delta.
+    #[serde(rename = "safetensors delta")]
+    Delta,
 }
 
 impl Format {
@@ -71,6 +74,7 @@ impl Format {
             Format::DcpSafetensors => "safetensors dcp",
             Format::DeepSpeed => "deepspeed zero",
             Format::RankFiles => "torch ranks",
+            Format::Delta => "safetensors delta",
         }
     }
 }

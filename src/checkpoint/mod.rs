@@ -11,6 +11,9 @@
 
 mod contents;
 mod conversions;
+mod delta;
+mod delta_error;
+mod delta_index;
 mod directory;
 mod error;
 mod format;
@@ -20,6 +23,7 @@ mod no_choice;
 mod open;
 mod options;
 mod origins;
+mod patch;
 mod refusal;
 mod safetensors;
 mod shard_index;
@@ -33,6 +37,7 @@ mod truncated_list;
 mod unread_format;
 
 pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
+pub use delta_error::DeltaError;
 pub use directory::{
     CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName, NumberedSetError,
     TrainingFormat, candidates_by_name, choose_default, find_candidates, is_training_file,
@@ -50,7 +55,7 @@ pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;
 pub use tensor::{
     Axis, AxisSlice, Boxes, ByteRun, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin, OriginId,
-    Shape, SliceError, Tensor, TensorBox, TensorBytes, TensorName, TensorPart, TilingError,
+    PatchedBytes, Shape, SliceError, Tensor, TensorBox, TensorBytes, TensorName, TensorPart, TilingError,
     find_overlaps,
 };
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::source::{
-    LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url, split_parent,
+    FileBytes, LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url, split_parent,
 };
 use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
+use super::delta::{DeltaVersion, holds_changes, read_version, refuse_without_index};
+use super::delta_index::parse_delta_metadata;
 use super::directory::{
     Candidate, CandidateFiles, DefaultChoice, NumberedSetError, candidates_among, choose_default,
     find_candidates, is_complete_set, lone_shard_note, numbered_shards, sole_index,
@@ -35,27 +37,15 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
         Ok(UserPath::Directory) => {
             let (root, directory) = Root::for_directory(path, links)?;
             let names = root.file_names(&directory)?;
-            if let Some(index) = sole_index(&names) {
-                return open_numbered_index(&root, &directory, index, &names, options);
-            }
-            match choose_default(&root, &directory, &names) {
-                Ok(DefaultChoice { candidate, note }) => {
-                    let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
-                    checkpoint.notes.extend(note);
-                    Ok(checkpoint)
+            let found = match open_directory(&root, &directory, &names, options) {
+                Ok(opened) => return opened,
+                Err(found) => found,
+            };
+            match find_in_parent(path, links).filter(|_| found.is_empty()) {
+                Some((root, directory, candidate)) => {
+                    open_candidate(&root, &directory, &candidate, options)
                 }
-                Err(found) => match find_in_parent(path, links).filter(|_| found.is_empty()) {
-                    Some((root, directory, candidate)) => {
-                        open_candidate(&root, &directory, &candidate, options)
-                    }
-                    None => {
-                        let opens = |candidate: &Candidate| {
-                            open_candidate(&root, &directory, candidate, options)
-                                .map(|checkpoint| checkpoint.refused.is_empty())
-                        };
-                        Err(no_choice_error(&root, &directory, path, &names, found, &opens))
-                    }
-                },
+                None => Err(no_choice(&root, &directory, path, &names, found, options)),
             }
         }
         Ok(UserPath::File(file)) if unsharded_name_of_index(&file_name(path)).is_none() => {
@@ -88,6 +78,40 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Reads the checkpoint that a directory stands for, or returns the candidates of which none is the obvious one.
+fn open_directory(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+    options: &ParseOptions,
+) -> Result<Result<Checkpoint, CheckpointError>, Vec<Candidate>> {
+    if let Some(index) = sole_index(names) {
+        return Ok(open_numbered_index(root, directory, index, names, options));
+    }
+    let DefaultChoice { candidate, note } = choose_default(root, directory, names)?;
+    let opened = open_candidate(root, directory, &candidate, options);
+    Ok(opened.map(|mut checkpoint| {
+        checkpoint.notes.extend(note);
+        checkpoint
+    }))
+}
+
+/// Why a directory stands for no checkpoint, given the candidates in it.
+fn no_choice(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: &Path,
+    names: &[String],
+    found: Vec<Candidate>,
+    options: &ParseOptions,
+) -> CheckpointError {
+    let opens = |candidate: &Candidate| {
+        open_candidate(root, directory, candidate, options)
+            .map(|checkpoint| checkpoint.refused.is_empty())
+    };
+    no_choice_error(root, directory, path, names, found, &opens)
 }
 
 /// The checkpoint that a directory shows although its files lie in the parent directory, as verl's do. The root is the
@@ -174,6 +198,9 @@ pub fn open_candidate(
         CandidateFiles::Indexed { shards, unindexed } => {
             open_index(root, directory, &candidate.name, shards, unindexed, options)
         }
+        CandidateFiles::Delta { .. } => {
+            open_index(root, directory, &candidate.name, &[], &[], options)
+        }
         CandidateFiles::Numbered { shards, total, error: Some(error) } => {
             let path = root.shown_path(directory);
             let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
@@ -199,7 +226,7 @@ pub fn open_candidate(
         CandidateFiles::Numbered { shards, .. } => {
             let path = root.shown_path(&directory.join(&candidate.name));
             let shards = read_shards(root, directory, &path, shards, options);
-            shards.map_err(|(_, error)| error)?.into_checkpoint(path, None)
+            refuse_without_index(shards.map_err(|(_, error)| error)?.into_checkpoint(path, None)?)
         }
     }
 }
@@ -212,6 +239,9 @@ fn open_file(
     let mut checkpoint = read_file(&file, options)?;
     checkpoint.open_file = Some(file);
     checkpoint.notes.extend(lone_shard_note(name));
+    if holds_changes(&checkpoint) {
+        checkpoint.notes.push("its tensors are compressed changes of a delta; give its folder".to_owned());
+    }
     Ok(checkpoint)
 }
 
@@ -234,20 +264,23 @@ fn open_index(
         return Err(index_error(IndexError::TooLarge { size }));
     }
     let may_lead_outside = options.follow_symlinks;
-    let read = |shards: &[String]| read_shards(root, directory, &path, shards, options);
-    let read = &read;
-    let mut checkpoint = std::thread::scope(|scope| {
+    let read_all = |shards: &[String]| read_shards(root, directory, &path, shards, options);
+    let read_all = &read_all;
+    let read = std::thread::scope(|scope| {
         let are_inside = may_lead_outside || !likely.iter().any(|shard| leads_outside(shard));
         let should_guess = are_inside && !likely.is_empty();
-        let guessed = should_guess.then(|| try_spawn(scope, || read(likely))).flatten();
+        let guessed = should_guess.then(|| try_spawn(scope, || read_all(likely))).flatten();
         let mut json = file.read_whole()?;
         replace_python_numbers(&mut json);
+        if !matches!(parse_delta_metadata(&json), Ok(None)) {
+            return Ok(Err(json));
+        }
         let index = parse_index(&json, may_lead_outside).map_err(index_error)?;
         let shards = match guessed.map(join) {
             Some(shards) if index.shards() == likely => shards,
             unusable => {
                 drop(unusable);
-                read(index.shards())
+                read_all(index.shards())
             }
         };
         let shards = shards.map_err(|(shard, error)| match error {
@@ -262,9 +295,38 @@ fn open_index(
         if !unnamed.is_empty() {
             checkpoint.notes.push(format!("not named by the index and left out: {unnamed}"));
         }
-        Ok::<_, CheckpointError>(checkpoint)
+        Ok::<_, CheckpointError>(Ok(checkpoint))
     })?;
+    let mut checkpoint = match read {
+        Ok(checkpoint) => checkpoint,
+        Err(json) => return open_delta(root, directory, file, json, options),
+    };
     checkpoint.index_files = vec![Arc::clone(file.file())];
     file.check_unchanged()?;
     Ok(checkpoint)
+}
+
+/// Reads a version that is a delta, by its index.
+fn open_delta(
+    root: &Arc<Root>,
+    directory: &Path,
+    file: OpenFile,
+    json: FileBytes,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let path = file.file().path();
+    let Some(index) = DeltaVersion::parse(file, json)? else {
+        return Err(CheckpointError::Index { path, error: IndexError::NoShards });
+    };
+    // The base of the first delta cannot be a delta on itself.
+    let base_options = options.without_delta_base();
+    let open_folder = |root: &Arc<Root>, folder: &Path| {
+        let names = root.file_names(folder)?;
+        open_directory(root, folder, &names, &base_options).unwrap_or_else(|found| {
+            let path = root.shown_path(folder);
+            Err(no_choice(root, folder, &path, &names, found, &base_options))
+        })
+    };
+    let open_path = |path: &Path| open(path, &base_options);
+    read_version(root, directory, index, options, &open_folder, &open_path)
 }

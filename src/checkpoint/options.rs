@@ -1,5 +1,7 @@
 //! The options that a checkpoint is read with.
 
+use std::path::PathBuf;
+
 use crate::source::LinkPolicy;
 
 /// How a checkpoint is read. Each option is part of the virtual file's identity.
@@ -13,6 +15,8 @@ pub struct ParseOptions {
     pub follow_symlinks: bool,
     /// The number of ranks of the training run, for folders that do not record it.
     pub ranks: Option<u32>,
+    /// The model that training began with: the base of the first delta, if no folder of version 0 has it.
+    pub delta_base: Option<PathBuf>,
 }
 
 impl ParseOptions {
@@ -23,7 +27,11 @@ impl ParseOptions {
 
     /// The same options for a checkpoint that need not have the dictionary: the default one is shown.
     pub fn without_root_key(&self) -> ParseOptions {
-        let ParseOptions { root_key: _, allow_partial, follow_symlinks, ranks } = *self;
-        ParseOptions { root_key: None, allow_partial, follow_symlinks, ranks }
+        ParseOptions { root_key: None, ..self.clone() }
+    }
+
+    /// The same options for the base of a delta.
+    pub fn without_delta_base(&self) -> ParseOptions {
+        ParseOptions { delta_base: None, ..self.clone() }
     }
 }

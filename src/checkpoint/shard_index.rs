@@ -112,12 +112,18 @@ impl ShardIndex<'_> {
 
 /// Parses an index. Unless it `may_lead_outside`, every shard must lie beneath the directory.
 pub fn parse_index(json: &[u8], may_lead_outside: bool) -> Result<ShardIndex<'_>, IndexError> {
+    let index = parse_index_or_empty(json, may_lead_outside)?;
+    if index.shards.is_empty() { Err(IndexError::NoShards) } else { Ok(index) }
+}
+
+/// The same for an index that may name no shard, as that of a version without changes.
+pub fn parse_index_or_empty(
+    json: &[u8],
+    may_lead_outside: bool,
+) -> Result<ShardIndex<'_>, IndexError> {
     let raw: IndexJson<WeightMap> = parse_json(json)?;
     let WeightMap { shards, mut tensors } = raw.weight_map;
     let (shards, sorted_numbers) = shards.into_sorted();
-    if shards.is_empty() {
-        return Err(IndexError::NoShards);
-    }
     let mut tensor_counts = vec![0; shards.len()];
     for (_, shard) in &mut tensors {
         *shard = sorted_numbers[*shard as usize];

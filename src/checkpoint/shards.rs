@@ -104,7 +104,10 @@ impl JoinedShards {
         };
         let first_origin = whole.origins.len() as u32;
         let (tensors, refused) = (whole.tensors.len(), whole.refused.len());
-        whole.origins.extend(part.origins);
+        whole.origins.extend(part.origins.into_iter().map(|mut origin| {
+            origin.shift_origins(first_origin);
+            origin
+        }));
         whole.tensors.extend(part.tensors.into_iter().map(|mut tensor| {
             tensor.bytes.shift_origin(first_origin);
             tensor

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::checkpoint::ParseOptions;
+use crate::source;
 use crate::view::{KeepRules, ViewOptions};
 
 use super::error::{CommandError, EXIT_USAGE, ErrorFormat};
@@ -257,16 +258,20 @@ pub struct ParseArgs {
     /// Refuse per-rank files unless they are of N ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
+    /// Base of the first delta: the model that training began with
+    #[arg(long, value_name = "PATH")]
+    pub delta_base: Option<PathBuf>,
 }
 
 impl ParseArgs {
     pub fn to_options(&self) -> ParseOptions {
-        let ParseArgs { root, allow_partial, follow_symlinks, ranks } = self;
+        let ParseArgs { root, allow_partial, follow_symlinks, ranks, delta_base } = self;
         ParseOptions {
             root_key: root.clone(),
             allow_partial: *allow_partial,
             follow_symlinks: *follow_symlinks,
             ranks: *ranks,
+            delta_base: delta_base.as_deref().map(source::absolute_path),
         }
     }
 }

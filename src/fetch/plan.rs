@@ -49,6 +49,11 @@ fn list_runs(reader: &VirtualFileReader) -> impl Iterator<Item = TensorBytes> {
         };
         run.into_iter().chain(tensor.into_iter().flat_map(|tensor| tensor.bytes.extents()))
     });
+    let runs = runs.flat_map(move |run| {
+        let patched = virtual_file.origins()[run.origin.0 as usize].patched();
+        let own = patched.is_none().then_some(run);
+        own.into_iter().chain(patched.into_iter().flat_map(|patched| patched.runs()))
+    });
     // An origin in memory comes from a file that was read whole.
     runs.filter(|run| reader.file(run.origin).is_some()).map(TensorBytes::Run)
 }

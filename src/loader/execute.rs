@@ -49,7 +49,7 @@ pub struct LoadReport {
     pub remote: u64,
     /// Bytes of stores that were in the cache on disk.
     pub disk_cached: u64,
-    /// Bytes that are strided or byte-swapped in their files.
+    /// Bytes that are strided, byte-swapped or changed by deltas.
     pub gathered: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
@@ -247,8 +247,10 @@ struct SourceReader<'a, S> {
 
 impl<S> SourceReader<'_, S> {
     fn guard_page_cache(&mut self, origin: OriginId) {
-        if let Some(file) = self.source.file(origin) {
-            self.guards.entry(origin).or_insert_with(|| file.guard_whole_file());
+        for origin in self.source.sources.read_origins(origin) {
+            if let Some(file) = self.source.file(origin) {
+                self.guards.entry(origin).or_insert_with(|| file.guard_whole_file());
+            }
         }
     }
 
@@ -267,6 +269,7 @@ impl<S> SourceReader<'_, S> {
                 Ok(sources.check_tensor_unchanged(bytes)?)
             }
             LoadJob::Extent(extent) => match self.source.file(extent.origin) {
+                None if sources.is_patched(extent.origin) => self.read_patched(extent),
                 None => self.copy_from_memory(extent),
                 Some(file) => self.read_extent(file, extent),
             },
@@ -281,6 +284,20 @@ impl<S> SourceReader<'_, S> {
         self.source.tally.memory.fetch_add(len, Ordering::Relaxed);
         let origin = self.source.sources.origin(extent.origin);
         self.fill(extent.range, &mut extent.targets, |buffer, at| origin.read_exact_at(buffer, at))
+    }
+
+    fn read_patched<T: Target>(&self, mut extent: LoadExtent<T>) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let LoadSource { sources, tally, .. } = self.source;
+        let len: u64 = extent.targets.iter().map(|(_, target)| target.len()).sum();
+        tally.gathered.fetch_add(len, Ordering::Relaxed);
+        let patched = sources.origin(extent.origin);
+        self.fill(extent.range, &mut extent.targets, |buffer, at| {
+            patched.read_exact_at(buffer, at)
+        })?;
+        Ok(sources.check_unchanged(extent.origin)?)
     }
 
     /// Has `read` fill each target in place, or a staging buffer with the whole range.

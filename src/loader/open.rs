@@ -207,12 +207,13 @@ fn source_roots(
 }
 
 fn parse_options(recorded: &RecordedOptions) -> ParseOptions {
-    let RecordedOptions { root, allow_partial, follow_symlinks, ranks } = recorded;
+    let RecordedOptions { root, allow_partial, follow_symlinks, ranks, delta_base } = recorded;
     ParseOptions {
         root_key: root.clone(),
         allow_partial: *allow_partial,
         follow_symlinks: *follow_symlinks,
         ranks: *ranks,
+        delta_base: delta_base.clone(),
     }
 }
 

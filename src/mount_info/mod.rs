@@ -63,6 +63,9 @@ pub struct RecordedOptions {
     /// The number of ranks that per-rank files must have; `None` for any number.
     #[serde(default)]
     pub ranks: Option<u32>,
+    /// The base of the first delta, if the user gave one.
+    #[serde(default)]
+    pub delta_base: Option<PathBuf>,
 }
 
 /// The attributes of a file of a mount of ours.

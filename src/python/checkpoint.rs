@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +13,7 @@ use pyo3::types::PyList;
 use crate::checkpoint::{self, Format};
 use crate::loader::{self, LoadError, Route};
 use crate::mount_info;
+use crate::source;
 use crate::threads::parallel_map;
 
 use super::error::load_exception;
@@ -36,6 +37,7 @@ pub struct PyLoadOptions {
     allow_partial: bool,
     follow_symlinks: bool,
     ranks: Option<u32>,
+    delta_base: Option<String>,
     threads: Option<NonZeroUsize>,
     memory: Option<u64>,
     leave_cache: bool,
@@ -53,6 +55,7 @@ impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
             allow_partial: options.getattr("allow_partial")?.extract()?,
             follow_symlinks: options.getattr("follow_symlinks")?.extract()?,
             ranks: options.getattr("ranks")?.extract()?,
+            delta_base: options.getattr("delta_base")?.extract()?,
             threads: options.getattr("threads")?.extract()?,
             memory: options.getattr("reading_memory")?.extract()?,
             leave_cache: options.getattr("leave_cache")?.extract()?,
@@ -68,13 +71,19 @@ impl From<PyLoadOptions> for loader::LoadOptions {
             allow_partial,
             follow_symlinks,
             ranks,
+            delta_base,
             threads,
             memory,
             leave_cache,
             cache,
         } = options;
-        let parse =
-            checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks, ranks };
+        let parse = checkpoint::ParseOptions {
+            root_key: root,
+            allow_partial,
+            follow_symlinks,
+            ranks,
+            delta_base: delta_base.map(|base| source::absolute_path(Path::new(&base))),
+        };
         let bypass_disk_cache = !cache;
         loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache, bypass_disk_cache }
     }

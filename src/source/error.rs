@@ -66,6 +66,14 @@ pub enum SourceError {
         /// What is wrong with the header.
         mismatch: Box<HeaderMismatch>,
     },
+    /// Bytes of the file are not what they must be.
+    #[error("{path}: {}", .damage.reason)]
+    Damaged {
+        /// The damaged file.
+        path: PathBuf,
+        /// What is wrong with it.
+        damage: Box<Damage>,
+    },
     /// The path is on a FUSE mount whose daemon has ended.
     #[error("{path}: lies on a mount whose daemon has gone")]
     StaleMount {
@@ -99,6 +107,15 @@ pub enum SourceError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+/// Bytes that are not what they must be, as the reader of their format found.
+#[derive(Debug)]
+pub struct Damage {
+    /// What is wrong.
+    pub reason: String,
+    /// What the user can do.
+    pub remedy: String,
 }
 
 /// A header that differs from what a parser deduced.
@@ -144,6 +161,7 @@ impl SourceError {
             | SourceError::Changed { path }
             | SourceError::Truncated { path, .. }
             | SourceError::HeaderMismatch { path, .. }
+            | SourceError::Damaged { path, .. }
             | SourceError::StaleMount { path }
             | SourceError::NoRemote { path }
             | SourceError::Io { path, .. } => path,
@@ -176,6 +194,7 @@ impl SourceError {
                 "open it again; if that fails too, check that its server states the same ETag in every answer"
             }
             SourceError::HeaderMismatch { mismatch, .. } => mismatch.remedy,
+            SourceError::Damaged { damage, .. } => &damage.remedy,
             SourceError::Changed { .. } | SourceError::Truncated { .. } => WAIT_REMEDY,
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
                 WAIT_REMEDY
@@ -316,7 +335,8 @@ impl SourceError {
             | SourceError::OutsideRoot { .. }
             | SourceError::Changed { .. }
             | SourceError::Truncated { .. }
-            | SourceError::HeaderMismatch { .. } => true,
+            | SourceError::HeaderMismatch { .. }
+            | SourceError::Damaged { .. } => true,
         }
     }
 }

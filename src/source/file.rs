@@ -298,6 +298,7 @@ impl ReadAt for OpenFile {
 
 /// The bytes of a whole file. They are in huge pages: an index of many megabytes is read in less time than the
 /// kernel takes to clear ordinary pages for it.
+#[derive(Debug)]
 pub struct FileBytes {
     map: Option<MmapMut>,
     len: usize,

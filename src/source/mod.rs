@@ -40,7 +40,7 @@ pub use disk_cache::{
     CacheOptions, CacheReport, CacheShortage, CachedVersion, DiskCache, RemovedBlocks,
 };
 pub(crate) use error::WAIT_REMEDY;
-pub use error::{HeaderMismatch, SourceError};
+pub use error::{Damage, HeaderMismatch, SourceError};
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
 pub use file_limit::raise_file_limit;
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
@@ -59,5 +59,6 @@ pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
 pub use store::{DirEntry, LinkPolicy, PreferredRequests, REMOTE_GAP_BYTES, ResolvedPath};
 pub use url::{
-    QuerySource, SourceUrl, StoreKind, UrlError, is_source_url, reads_stdin, shown_path,
+    QuerySource, SourceUrl, StoreKind, UrlError, absolute_path, is_source_url, reads_stdin,
+    shown_path,
 };

@@ -71,7 +71,7 @@ impl Root {
         self.directory.real_path()
     }
 
-    pub(super) fn link_policy(&self) -> LinkPolicy {
+    pub(crate) fn link_policy(&self) -> LinkPolicy {
         self.link_policy
     }
 

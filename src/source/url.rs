@@ -192,6 +192,12 @@ pub fn shown_path(path: &Path) -> Cow<'_, Path> {
     }
 }
 
+/// The absolute path of one that the user typed. Links in it stay. A URL stays as it is.
+pub fn absolute_path(path: &Path) -> PathBuf {
+    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    if is_source_url(path) { path.to_path_buf() } else { absolute() }
+}
+
 /// Whether a path is a URL whose query string comes from standard input.
 pub fn reads_stdin(path: &Path) -> bool {
     split_scheme(path).is_some()

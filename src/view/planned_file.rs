@@ -95,10 +95,11 @@ impl BuildOutcome {
 impl PlannedFile {
     /// A plan for files of a directory that nothing is known of yet.
     pub fn new(directory: &Path, plan: VirtualFilePlan) -> PlannedFile {
-        let files = plan.candidate.watched_paths();
+        let own = plan.candidate.watched_paths().into_iter().map(|name| directory.join(name));
+        let files = own.chain(plan.candidate.watched_root_paths().iter().cloned()).collect();
         PlannedFile {
             plan,
-            files: files.into_iter().map(|name| directory.join(name)).collect(),
+            files,
             result: OnceLock::new(),
             snapshot: Mutex::new(None),
             is_outdated: AtomicBool::new(false),

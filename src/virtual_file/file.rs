@@ -44,7 +44,7 @@ impl VirtualFile {
         if !refused.is_empty() && (tensors.is_empty() || !options.allow_partial) {
             return Err(VirtualFileError::from_refused(path, refused, tensors.len()));
         }
-        tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
+        tensors.sort_by(|a, b| sort_key(a, &origins).cmp(&sort_key(b, &origins)));
         let mut starts = Vec::with_capacity(tensors.len() + 1);
         let mut end = 0u64;
         let mut header_bound = HeaderBound::default();
@@ -207,6 +207,7 @@ impl VirtualFile {
         let origins = self.origins.iter().map(|origin| match origin {
             Origin::File(file) => file.memory_bytes(),
             Origin::Memory(bytes) => bytes.len(),
+            Origin::Patched(patched) => patched.memory_bytes(),
         });
         let parts = tensors + size_of_val(&*self.starts) + self.layout().memory_bytes();
         (parts + origins.sum::<usize>()) as u64

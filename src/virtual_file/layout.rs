@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{ByteRun, MAX_HEADER_BYTES, OriginId, ParseOptions, Tensor, TensorPart};
+use crate::checkpoint::{
+    ByteRun, MAX_HEADER_BYTES, Origin, OriginId, ParseOptions, Tensor, TensorPart,
+};
 use crate::source::{FileIdentity, FileState, SourceFile};
 
 use super::digest::Digest;
@@ -166,9 +168,13 @@ impl FileLayout {
     }
 }
 
-/// The key that sorts tensors. Names break ties, so that there is one order.
-pub fn sort_key(tensor: &Tensor) -> (Reverse<u32>, ByteRun, &str) {
-    (Reverse(tensor.dtype.bits()), tensor.bytes.first_extent(), &tensor.name)
+/// The key that sorts tensors. Names break ties, so that there is one order. A patched tensor has the place of its bytes
+/// before the changes: all versions of a model have one order.
+pub fn sort_key<'a>(tensor: &'a Tensor, origins: &[Origin]) -> (Reverse<u32>, ByteRun, &'a str) {
+    let extent = tensor.bytes.first_extent();
+    let patched = origins.get(extent.origin.0 as usize).and_then(Origin::patched);
+    let place = patched.map_or(extent, |patched| patched.before.first_extent());
+    (Reverse(tensor.dtype.bits()), place, &tensor.name)
 }
 
 /// The pieces of tensors whose data starts at `data_start`, and their starts.
@@ -200,7 +206,7 @@ fn merge_pieces(
 }
 
 fn identity(layout_hash: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -> Digest {
-    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks } = options;
+    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks, delta_base } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
     bytes.extend_from_slice(layout_hash.as_bytes());
     bytes.push(u8::from(root_key.is_some()));
@@ -208,6 +214,9 @@ fn identity(layout_hash: Digest, files: &[Arc<SourceFile>], options: &ParseOptio
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
     bytes.extend_from_slice(&ranks.unwrap_or(0).to_le_bytes());
+    let base = delta_base.as_ref().map_or(&[][..], |base| base.as_os_str().as_encoded_bytes());
+    bytes.extend_from_slice(&(base.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(base);
     for file in files {
         let FileState { identity, ctime, ctime_nsec } = file.state();
         let FileIdentity { dev, ino, size, mtime, mtime_nsec } = identity;

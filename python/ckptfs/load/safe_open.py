@@ -47,13 +47,13 @@ class safe_open:
     """
 
     def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
-                 allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
+                 allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
                  leave_cache=False, cache=True):
         # What a pickle has: another process may have other settings.
         self._arguments = (framework, device, backend)
         options = LoadOptions.resolve(
             framework_named(framework), device=device, backend=backend, root=root, allow_partial=allow_partial,
-            follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
+            follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
             leave_cache=leave_cache, cache=cache,
         )  # fmt: skip
         # `None` once this is closed. Slices keep it.
@@ -154,7 +154,7 @@ class safe_open:
     def __reduce__(self):
         handle = self._handle
         options = {name: getattr(handle.options, name)
-                   for name in ("root", "allow_partial", "follow_symlinks", "ranks", "memory", "leave_cache", "cache")}  # fmt: skip
+                   for name in ("root", "allow_partial", "follow_symlinks", "ranks", "delta_base", "memory", "leave_cache", "cache")}  # fmt: skip
         options["num_threads"] = handle.options.threads
         with handle.use() as checkpoint:
             return _reopened, (handle.path, self._arguments, options, checkpoint.identity)

@@ -213,7 +213,7 @@ def memory_obstacle(tensor):
 
 
 def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
-              root=None, allow_partial=False, follow_symlinks=False, ranks=None, num_threads=None, memory=None,
+              root=None, allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
               leave_cache=False, cache=True, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
 
@@ -249,7 +249,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     # Wrong arguments are refused even where the file is missing: `cached` asks first, and then makes it.
     options = LoadOptions.resolve(
         Torch, device=device, backend=backend, names=names, into=into, dtype=dtype, root=root,
-        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, num_threads=num_threads, memory=memory,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
         leave_cache=leave_cache, cache=cache, progress=progress, report=report,
     )  # fmt: skip
     checkpoint, note = open_checkpoint(filename, options)

@@ -50,10 +50,11 @@ pub struct PreferredReadahead {
     pub predicts_touches: bool,
 }
 
-/// Reads one origin, a file or memory.
+/// Reads one origin: a file, memory, or a tensor that deltas change.
 struct OriginReader {
     id: OriginId,
-    /// Whether calls to its filesystem never wait for another program or machine.
+    /// Whether calls to its filesystem never wait for another program or machine. Of a patched tensor they may: one
+    /// thread decodes what others wait for.
     is_local: bool,
     executor: Arc<IoExecutor>,
     /// The file, if it is one.
@@ -108,7 +109,8 @@ impl FileSources {
 
     /// Whether [`FileSources::check_unchanged`] never waits for another program or machine.
     pub fn is_check_immediate(&self, source: BlockSource) -> bool {
-        self.source(source).file.as_ref().is_none_or(|(file, _)| file.is_check_immediate())
+        let mut origins = self.reader.origins().read_origins(self.origin_of(source));
+        origins.all(|origin| self.file(origin).is_none_or(FileReader::is_check_immediate))
     }
 
     /// Bytes of a source that one request prefetches, if they are more than a block.
@@ -223,7 +225,7 @@ impl FileSources {
         };
         if !is_read {
             for (start, target) in targets {
-                source.read_through(&self.reader, target, start)?;
+                self.read_through(source, target, start)?;
             }
         }
         self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
@@ -248,7 +250,7 @@ impl FileSources {
         if file.map_or(Ok(false), read_direct)? {
             self.counters.direct_bytes.fetch_add(len as u64, Relaxed);
         } else {
-            source.read_through(&self.reader, &mut out[place.clone()], range.start)?;
+            self.read_through(source, &mut out[place.clone()], range.start)?;
             self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
         }
         Ok(place)
@@ -264,7 +266,7 @@ impl FileSources {
         self.counters.buffered_bytes.fetch_add(out.len() as u64, Relaxed);
         match source {
             BlockSource::File(_) => {
-                Ok(self.source(source).read_through(&self.reader, out, offset)?)
+                Ok(self.read_through(self.source(source), out, offset)?)
             }
             BlockSource::Tensor(index) => {
                 let start = self.virtual_file().tensor_range(index as usize).start;
@@ -286,7 +288,7 @@ impl FileSources {
             for segment in &segments {
                 let out = part_of(out, range, &segment.range);
                 if let SegmentSource::Run { origin, offset } = segment.bytes {
-                    self.sources[origin.0 as usize].read_through(&self.reader, out, offset)?;
+                    self.read_through(&self.sources[origin.0 as usize], out, offset)?;
                 } else {
                     let _retained = self.retain_pages(segment);
                     self.reader.read_at(out, segment.range.start)?;
@@ -348,8 +350,34 @@ impl FileSources {
         if let Some(error) = self.permanent_error() {
             return Err(Arc::clone(error));
         }
-        let unchanged = self.file(origin).map_or(Ok(()), |file| file.open_file().check_unchanged());
+        let unchanged = self.reader.origins().check_unchanged(origin);
         unchanged.map_err(|error| self.record_failure(error.into()))
+    }
+
+    /// Fills `out` from a source through the page cache, and evicts what that brought in: of a patched tensor when the
+    /// file is closed, since its parts come back to the same pages.
+    fn read_through(
+        &self,
+        source: &OriginReader,
+        out: &mut [u8],
+        offset: u64,
+    ) -> Result<(), SourceError> {
+        let _retained = self.retain_patched_pages(source.id);
+        source.read_through(&self.reader, out, offset)
+    }
+
+    /// To be called before a part of a patched tensor is read, and held until it was.
+    fn retain_patched_pages(&self, origin: OriginId) -> Vec<ActiveRead<'_>> {
+        let patched = self.virtual_file().origins()[origin.0 as usize].patched();
+        patched.map(|patched| self.retain_runs(patched.runs())).unwrap_or_default()
+    }
+
+    fn retain_runs(&self, runs: impl Iterator<Item = ByteRun>) -> Vec<ActiveRead<'_>> {
+        let retain = |run: ByteRun| {
+            let range = run.offset..run.offset.saturating_add(run.len);
+            self.sources[run.origin.0 as usize].retain_pages(&range)
+        };
+        runs.filter_map(retain).collect()
     }
 
     /// To be called before a segment is read through the page cache to which reads come back, and held until it was.
@@ -368,11 +396,7 @@ impl FileSources {
 
     /// The same for a part of a tensor that is gathered: the next part comes back to the same pages.
     fn retain_tensor_pages(&self, index: usize) -> Vec<ActiveRead<'_>> {
-        let retain = |run: ByteRun| {
-            let range = run.offset..run.offset.saturating_add(run.len);
-            self.sources[run.origin.0 as usize].retain_pages(&range)
-        };
-        self.virtual_file().tensors()[index].bytes.extents().filter_map(retain).collect()
+        self.retain_runs(self.virtual_file().tensors()[index].bytes.extents())
     }
 
     /// The reader of an origin that is a file.
@@ -411,21 +435,25 @@ impl OriginReader {
         executors: &ExecutorSet,
         memory_limit: u64,
     ) -> OriginReader {
+        let origins = reader.origins();
+        let is_patched = origins.is_patched(id);
+        // A patched tensor is read on the threads of its first file.
+        let first_file = origins.read_origins(id).find_map(|origin| origins.file(origin));
         let file = reader.file(id).map(|file| {
             let file = FileReader::new(file);
             let guard = file.guard_reads();
             (file, guard)
         });
-        let is_local = file.as_ref().is_none_or(|(file, _)| file.is_local());
-        let device = file.as_ref().map(|(file, _)| file.open_file().file().identity().dev);
-        let preferred = file.as_ref().and_then(|(file, _)| file.preferred_requests());
+        let device = first_file.map(|file| file.file().identity().dev);
+        let preferred = first_file.and_then(|file| file.preferred_requests());
+        let is_disk = first_file.is_none_or(|file| FileReader::new(file).is_local());
         let kind = match preferred {
             Some(preferred) => DeviceKind::store(preferred.max_count, memory_limit),
-            None if is_local => DeviceKind::Disk,
+            None if is_disk => DeviceKind::Disk,
             None => DeviceKind::Network,
         };
         let executor = executors.for_device(device, kind);
-        OriginReader { id, is_local, executor, file }
+        OriginReader { id, is_local: is_disk && !is_patched, executor, file }
     }
 
     fn preferred_requests(&self) -> Option<PreferredRequests> {

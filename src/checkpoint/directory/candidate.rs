@@ -27,6 +27,13 @@ pub enum CandidateFiles {
         /// Names that no loader would read.
         unindexed: Vec<String>,
     },
+    /// A version that is a delta on others.
+    Delta {
+        /// The files with its changes, in order.
+        shards: Vec<String>,
+        /// The paths from the root of what it is a delta on: their state decides what it is, too.
+        chain: Vec<PathBuf>,
+    },
     /// The files of many ranks.
     Ranks(TrainingFolder),
     /// A numbered set without an index.
@@ -97,10 +104,23 @@ impl Candidate {
 
     /// Whether its virtual file cannot be shown beside its files.
     pub fn excludes_originals(&self) -> bool {
-        matches!(&self.files, CandidateFiles::Ranks(folder) if folder.hides_files())
+        match &self.files {
+            CandidateFiles::Ranks(folder) => folder.hides_files(),
+            // Its files have other bytes under the names of the same tensors.
+            CandidateFiles::Delta { .. } => true,
+            _ => false,
+        }
     }
 
-    /// The paths whose state decides what it is: its files, and the folders in which it is looked for.
+    /// The paths from the root whose state decides what it is, beside those in its directory.
+    pub fn watched_root_paths(&self) -> &[PathBuf] {
+        match &self.files {
+            CandidateFiles::Delta { chain, .. } => chain,
+            _ => &[],
+        }
+    }
+
+    /// The paths in its directory whose state decides what it is: its files, and the folders in which it is looked for.
     pub fn watched_paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> =
             self.original_names().into_iter().map(PathBuf::from).collect();
@@ -118,6 +138,9 @@ impl Candidate {
                 let mut names = vec![self.name.clone()];
                 names.extend(shards.iter().chain(beside).cloned());
                 names
+            }
+            CandidateFiles::Delta { shards, .. } => {
+                std::iter::once(&self.name).chain(shards).cloned().collect()
             }
             CandidateFiles::Numbered { shards, .. } => shards.clone(),
             CandidateFiles::Ranks(folder) => folder.paths(),

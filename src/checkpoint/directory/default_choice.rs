@@ -68,7 +68,7 @@ fn covers_all_others(one: &Candidate, all: &[Candidate]) -> bool {
             other.unsharded_name == one.name && shards.iter().all(is_shard)
         }
         CandidateFiles::Numbered { .. } => other.unsharded_name == one.name,
-        CandidateFiles::Ranks(_) => false,
+        CandidateFiles::Ranks(_) | CandidateFiles::Delta { .. } => false,
     })
 }
 

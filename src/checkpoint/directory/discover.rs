@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::training_folder::training_folders;
 use super::universal_folder::universal_folder;
 use crate::checkpoint::format::{self, DetectedFormat};
-use crate::checkpoint::json::replace_python_numbers;
-use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
+use crate::checkpoint::delta_index::parse_delta_metadata;
+use crate::checkpoint::shard_index::shard_names;
 use crate::checkpoint::torch;
 use crate::checkpoint::unread_format::UnreadFormat;
-use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
+use crate::source::{FileKind, OpenFile, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
 use super::nested_training::nested_training_folder;
+use super::version_chain::{chain_paths, read_index};
 use super::numbered_name::split_digits;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
@@ -144,7 +145,15 @@ pub fn candidates_by_name(
     let mut claimed: BTreeSet<String> = BTreeSet::new();
     for name in names {
         let Some(unsharded_name) = unsharded_name_of_index(name) else { continue };
-        let indexed = indexed_shards(root, &directory.join(name));
+        let IndexedShards { shards: indexed, is_delta } = indexed_shards(root, &directory.join(name));
+        if is_delta {
+            let shards: Vec<String> = indexed.iter().cloned().collect();
+            claimed.extend(indexed);
+            let chain = chain_paths(root, directory);
+            let files = CandidateFiles::Delta { shards, chain };
+            found.push(Candidate { name: name.clone(), unsharded_name, files });
+            continue;
+        }
         let mut unindexed = numbered_shards(names, &unsharded_name);
         unindexed.retain(|name| !indexed.contains(name));
         claimed.extend(indexed.iter().cloned());
@@ -233,16 +242,22 @@ pub fn candidates_by_name(
     found
 }
 
+/// What an index says of its shards.
+#[derive(Default)]
+struct IndexedShards {
+    shards: BTreeSet<String>,
+    /// Whether they hold changes of another checkpoint.
+    is_delta: bool,
+}
+
 /// The shards that an index names; none if it cannot be read, which opening it reports.
-fn indexed_shards(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
+fn indexed_shards(root: &Arc<Root>, path: &Path) -> IndexedShards {
     let read = || {
-        let file = OpenFile::open_in_root(root, path).ok()?;
-        if file.size() > MAX_INDEX_BYTES {
-            return None;
-        }
-        let mut json = file.read_whole().ok()?;
-        replace_python_numbers(&mut json);
-        shard_names(&json).ok()
+        let json = read_index(&OpenFile::open_in_root(root, path).ok()?).ok()??;
+        let shards = shard_names(&json).ok()?.into_iter().collect();
+        // One that is refused is that of a delta, too.
+        let is_delta = !matches!(parse_delta_metadata(&json), Ok(None));
+        Some(IndexedShards { shards, is_delta })
     };
-    read().unwrap_or_default().into_iter().collect()
+    read().unwrap_or_default()
 }

@@ -12,6 +12,7 @@ mod numbered_name;
 mod shard_name;
 mod training_folder;
 mod universal_folder;
+mod version_chain;
 
 pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
 pub use default_choice::{DefaultChoice, choose_default};
@@ -27,3 +28,4 @@ pub use shard_name::{
 };
 pub use training_folder::{MODEL_NAME, TrainingFolder, TrainingFormat, is_zero_optimizer};
 pub use universal_folder::{is_universal_part, parameter_of_path};
+pub use version_chain::{MAX_CHAIN_DELTAS, VersionPlace, read_index, version_name};

@@ -2,6 +2,7 @@
 
 mod boxes_read;
 mod open_origins;
+mod patched_read;
 mod strided_read;
 mod swapped_read;
 mod whole_units;

@@ -1,7 +1,8 @@
 //! The origins of a checkpoint, held open.
 //!
 //! In: origins, and places of bytes ([`TensorBytes`]). Out: any range of the bytes, from any thread.
-//! There is no lock, and no allocation is larger than the request.
+//! There is no lock, and no allocation is larger than the request. The exceptions are patched tensors: one thread
+//! decodes what others wait for.
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use crate::source::{OpenFile, ReadAt, SourceError};
 use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 
 use super::boxes_read::read_boxes;
+use super::patched_read::PatchedReader;
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
@@ -21,6 +23,7 @@ pub struct OpenOrigins(Box<[OpenOrigin]>);
 enum OpenOrigin {
     File(Arc<OpenFile>),
     Memory(Arc<[u8]>),
+    Patched(PatchedReader),
 }
 
 impl OpenOrigins {
@@ -35,15 +38,31 @@ impl OpenOrigins {
                 Ok(OpenOrigin::File(Arc::new(opened.map_or_else(|| file.open(), Ok)?)))
             }
             Origin::Memory(bytes) => Ok(OpenOrigin::Memory(Arc::clone(bytes))),
+            // Made of the others, below.
+            Origin::Patched(_) => Ok(OpenOrigin::Memory(Arc::default())),
         };
-        Ok(OpenOrigins(origins.iter().map(open).collect::<Result<_, _>>()?))
+        let opened = OpenOrigins(origins.iter().map(open).collect::<Result<_, _>>()?);
+        let is_patched = origins.iter().any(|origin| origin.patched().is_some());
+        Ok(if is_patched { OpenOrigins::with_patched(origins, opened) } else { opened })
     }
 
-    /// The open file of an origin; `None` if the origin is in memory.
+    /// Adds the patched origins to those that they are made of.
+    fn with_patched(origins: &[Origin], plain: OpenOrigins) -> OpenOrigins {
+        let plain = Arc::new(plain);
+        let open = |(origin, opened): (&Origin, &OpenOrigin)| match (origin, opened) {
+            (Origin::Patched(bytes), _) => OpenOrigin::Patched(PatchedReader::new(bytes, &plain)),
+            (_, OpenOrigin::File(file)) => OpenOrigin::File(Arc::clone(file)),
+            (_, OpenOrigin::Memory(bytes)) => OpenOrigin::Memory(Arc::clone(bytes)),
+            (_, OpenOrigin::Patched(_)) => OpenOrigin::Memory(Arc::default()),
+        };
+        OpenOrigins(origins.iter().zip(&plain.0).map(open).collect())
+    }
+
+    /// The open file of an origin; `None` if the origin is in memory, or patched.
     pub fn file(&self, origin: OriginId) -> Option<&Arc<OpenFile>> {
         match self.0.get(origin.0 as usize)? {
             OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) => None,
+            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
         }
     }
 
@@ -51,8 +70,23 @@ impl OpenOrigins {
     pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
         self.0.iter().filter_map(|origin| match origin {
             OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) => None,
+            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
         })
+    }
+
+    /// Whether an origin is a tensor that deltas change.
+    pub fn is_patched(&self, origin: OriginId) -> bool {
+        matches!(self.0.get(origin.0 as usize), Some(OpenOrigin::Patched(_)))
+    }
+
+    /// The origins whose bytes a read of an origin needs: itself, or those of a patched tensor.
+    pub fn read_origins(&self, origin: OriginId) -> impl Iterator<Item = OriginId> {
+        let patched = match self.0.get(origin.0 as usize) {
+            Some(OpenOrigin::Patched(patched)) => Some(patched),
+            _ => None,
+        };
+        let own = patched.is_none().then_some(origin);
+        own.into_iter().chain(patched.into_iter().flat_map(PatchedReader::read_origins))
     }
 
     /// The bytes of an origin, in the order of the origin.
@@ -61,6 +95,7 @@ impl OpenOrigins {
         match &self.0[origin.0 as usize] {
             OpenOrigin::File(file) => &**file,
             OpenOrigin::Memory(bytes) => bytes,
+            OpenOrigin::Patched(patched) => patched,
         }
     }
 
@@ -92,7 +127,11 @@ impl OpenOrigins {
 
     /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
-        self.file(origin).map_or(Ok(()), |file| file.check_unchanged())
+        match self.0.get(origin.0 as usize) {
+            Some(OpenOrigin::File(file)) => file.check_unchanged(),
+            Some(OpenOrigin::Patched(patched)) => patched.check_unchanged(),
+            Some(OpenOrigin::Memory(_)) | None => Ok(()),
+        }
     }
 
     /// Fails if the bytes of an origin of a tensor changed since it was parsed.
@@ -113,7 +152,7 @@ impl OpenOrigins {
     pub fn check_all_states_unchanged(&self) -> Result<(), SourceError> {
         let mut files = self.0.iter().filter_map(|source| match source {
             OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) => None,
+            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
         });
         files.try_for_each(|file| file.check_state_unchanged())
     }

@@ -1,33 +1,10 @@
 //! The places of a tensor's bytes, kept as arithmetic: a list of pieces could be as large as the tensor.
 
-use std::sync::Arc;
-
-use crate::source::SourceFile;
-
 use super::Shape;
 
 /// Which of a checkpoint's origins: an index into [`Checkpoint::origins`](crate::checkpoint::Checkpoint::origins).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OriginId(pub u32);
-
-/// Something that holds tensor bytes.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    /// A file, whose bytes stay where they are.
-    File(Arc<SourceFile>),
-    /// A storage that was unpacked into memory.
-    Memory(Arc<[u8]>),
-}
-
-impl Origin {
-    /// The number of bytes that it holds.
-    pub fn size(&self) -> u64 {
-        match self {
-            Origin::File(file) => file.identity().size,
-            Origin::Memory(bytes) => bytes.len() as u64,
-        }
-    }
-}
 
 /// The places of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,18 +3,24 @@
 mod bytes;
 mod dtype;
 mod name;
+mod origin;
 mod overlaps;
+mod patched;
 mod slice;
 mod tiling;
 
 use smallvec::SmallVec;
 
 pub use bytes::{
-    Axis, Boxes, ByteRun, Grid, Origin, OriginId, TensorBox, TensorBytes, TensorPart, value_index,
+    Axis, Boxes, ByteRun, Grid, OriginId, TensorBox, TensorBytes, TensorPart, value_index,
 };
 pub use dtype::{Dtype, StorageElement};
 pub use name::TensorName;
+pub use origin::Origin;
 pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};
+pub use patched::{
+    ChecksumFormat, DeltaEncoding, PatchDamage, PatchId, PatchLayer, PatchedBytes, TensorChecksum,
+};
 pub(super) use slice::slice_by_items;
 pub use slice::{AxisSlice, SliceError};
 pub use tiling::{TilingError, boxes_of_values, join_boxes, next_box};
@@ -61,8 +67,10 @@ impl Tensor {
     /// The kind of its layout, given its checkpoint's origins.
     pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
         let OriginId(origin) = self.bytes.first_extent().origin;
-        if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
-            return LayoutKind::Memory;
+        match origins.get(origin as usize) {
+            Some(Origin::Memory(_)) => return LayoutKind::Memory,
+            Some(Origin::Patched(_)) => return LayoutKind::Patched,
+            Some(Origin::File(_)) | None => {}
         }
         match &self.bytes {
             TensorBytes::Run(_) => LayoutKind::Run,
@@ -105,4 +113,6 @@ pub enum LayoutKind {
     Swapped,
     /// Unpacked into memory.
     Memory,
+    /// Changed by deltas.
+    Patched,
 }

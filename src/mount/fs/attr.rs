@@ -103,7 +103,8 @@ pub fn source_errno(error: &SourceError) -> Errno {
         SourceError::NotAFile { .. }
         | SourceError::Changed { .. }
         | SourceError::Truncated { .. }
-        | SourceError::HeaderMismatch { .. } => Errno::EIO,
+        | SourceError::HeaderMismatch { .. }
+        | SourceError::Damaged { .. } => Errno::EIO,
         SourceError::NoRemote { .. } => Errno::EIO,
         #[cfg(feature = "remote")]
         SourceError::Remote { .. } => Errno::EIO,

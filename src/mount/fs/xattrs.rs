@@ -11,6 +11,7 @@ use crate::mount_info::{
     IDENTITY_XATTR, LAYOUT_XATTR, RecordedOptions, SOURCE_FORMAT_VERSION, SOURCE_XATTR,
     SourceAttribute,
 };
+use crate::source::shown_path;
 
 use super::inodes::{Inode, InodeKind, ROOT};
 #[cfg(debug_assertions)]
@@ -57,7 +58,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
         InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
         _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse),
     };
-    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks } = options;
+    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks, delta_base } = options;
     let attribute = SourceAttribute {
         version: SOURCE_FORMAT_VERSION,
         source: state.about.source.to_string_lossy().into_owned().into(),
@@ -69,6 +70,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
             allow_partial: *allow_partial,
             follow_symlinks: *follow_symlinks,
             ranks: *ranks,
+            delta_base: delta_base.as_deref().map(|base| shown_path(base).into_owned()),
         },
         pid: std::process::id(),
         rootfd: view.root().descriptor().map_or(NO_DESCRIPTOR, |fd| fd.as_raw_fd()),

@@ -146,12 +146,13 @@ fn write_text(
     Ok(())
 }
 
-const LAYOUT_LABELS: [(LayoutKind, &str); 5] = [
+const LAYOUT_LABELS: [(LayoutKind, &str); 6] = [
     (LayoutKind::Boxes, "in pieces"),
     (LayoutKind::Strided, "strided"),
     (LayoutKind::Expanded, "expanded"),
     (LayoutKind::Swapped, "swapped"),
     (LayoutKind::Memory, "memory"),
+    (LayoutKind::Patched, "patched"),
 ];
 
 fn layout_text(layout: LayoutKind) -> &'static str {
@@ -162,6 +163,7 @@ fn layout_text(layout: LayoutKind) -> &'static str {
         LayoutKind::Swapped => "byte-swapped on read: stored big-endian",
         LayoutKind::Boxes => "in pieces, joined as they are read",
         LayoutKind::Memory => "unpacked in memory: stored compressed",
+        LayoutKind::Patched => "patched on read: stored as a base and deltas",
     }
 }
 

@@ -1,0 +1,177 @@
+//! Reads a tensor that deltas change.
+//!
+//! Before the first byte, the checksum of all its bytes is compared. Its changes are decoded for that, and again when
+//! the cache of patches has dropped them.
+
+use std::sync::Arc;
+
+use crate::checkpoint::patch::{
+    Hasher, LayerError, LayerSource, Patch, PatchAllowance, PatchError, decode, patch_cache,
+};
+use crate::checkpoint::tensor::{OriginId, PatchDamage, PatchedBytes};
+use crate::source::{Damage, ReadAt, SourceError};
+
+use super::open_origins::OpenOrigins;
+
+/// Bytes of a tensor that are read and compared at once.
+const CHECKSUM_READ_BYTES: u64 = 1 << 20;
+
+/// A patched tensor whose origins are open.
+#[derive(Debug)]
+pub struct PatchedReader {
+    bytes: Arc<PatchedBytes>,
+    /// The open origins of the checkpoint. None of them is patched.
+    origins: Arc<OpenOrigins>,
+}
+
+/// Why no patch was decoded.
+enum PatchFailure {
+    /// The delta is damaged, which no later read can change.
+    Damage(PatchDamage),
+    Source(SourceError),
+}
+
+impl From<SourceError> for PatchFailure {
+    fn from(error: SourceError) -> PatchFailure {
+        PatchFailure::Source(error)
+    }
+}
+
+impl PatchedReader {
+    pub fn new(bytes: &Arc<PatchedBytes>, origins: &Arc<OpenOrigins>) -> PatchedReader {
+        PatchedReader { bytes: Arc::clone(bytes), origins: Arc::clone(origins) }
+    }
+
+    /// The origins that it is made of. One may be named more than once.
+    pub fn read_origins(&self) -> impl Iterator<Item = OriginId> {
+        self.bytes.origins()
+    }
+
+    /// Fails if a file that it is made of changed since it was parsed.
+    pub fn check_unchanged(&self) -> Result<(), SourceError> {
+        let mut checked = None;
+        self.bytes.origins().try_for_each(|origin| match checked.replace(origin) {
+            Some(before) if before == origin => Ok(()),
+            _ => self.origins.check_unchanged(origin),
+        })
+    }
+
+    /// The changes around a byte.
+    fn patch_at(&self, at: u64) -> Result<Arc<Patch>, SourceError> {
+        let bytes = &*self.bytes;
+        let damaged = |damage: &PatchDamage| self.damage_error(damage);
+        if let Some(Err(damage)) = bytes.verification.get() {
+            return Err(damaged(damage));
+        }
+        let decoded = patch_cache().get_or_decode(bytes.id, at, |allowance| {
+            // Another thread may have found out meanwhile.
+            match bytes.verification.get() {
+                Some(Ok(())) => self.decode(at, allowance),
+                Some(Err(damage)) => Err(PatchFailure::Source(damaged(damage))),
+                None => self.verify(at, allowance),
+            }
+        });
+        decoded.map_err(|failure| match failure {
+            PatchFailure::Source(error) => error,
+            PatchFailure::Damage(damage) => {
+                let error = damaged(&damage);
+                // What was read from files that changed meanwhile says nothing of the delta.
+                if let Err(error) = self.check_unchanged() {
+                    return error;
+                }
+                let _ = bytes.verification.set(Err(Arc::new(damage)));
+                error
+            }
+        })
+    }
+
+    fn decode(&self, at: u64, allowance: &mut PatchAllowance<'_>) -> Result<Patch, PatchFailure> {
+        let layers: Vec<LayerSource<'_>> = (self.bytes.layers.iter())
+            .map(|layer| LayerSource {
+                source: self.origins.origin(layer.blob.origin),
+                offset: layer.blob.offset,
+                len: layer.blob.len,
+                encoding: layer.encoding,
+            })
+            .collect();
+        let decoded = decode(&layers, self.bytes.len(), at, allowance);
+        decoded.map_err(|LayerError { layer, error }| match error {
+            PatchError::Source(error) => PatchFailure::Source(error),
+            error => PatchFailure::Damage(PatchDamage {
+                origin: self.bytes.layers[layer].blob.origin,
+                reason: error.to_string(),
+            }),
+        })
+    }
+
+    /// Compares the checksum of all bytes, and returns the changes around a byte.
+    fn verify(&self, at: u64, allowance: &mut PatchAllowance<'_>) -> Result<Patch, PatchFailure> {
+        let bytes = &*self.bytes;
+        let mut hasher = Hasher::new(bytes.checksum.format);
+        let mut buffer = vec![0; bytes.len().min(CHECKSUM_READ_BYTES) as usize];
+        let mut done = 0;
+        let patch = loop {
+            let patch = self.decode(done, allowance)?;
+            while done < patch.range().end {
+                let part = (patch.range().end - done).min(CHECKSUM_READ_BYTES) as usize;
+                let part = &mut buffer[..part];
+                self.origins.read(&bytes.before, done, part)?;
+                patch.apply(done, part);
+                hasher.update(part);
+                done += part.len() as u64;
+            }
+            if done == bytes.len() {
+                break patch;
+            }
+        };
+        let digits = hasher.digits();
+        if *digits != *bytes.checksum.digits {
+            let reason = format!(
+                "its checksum is {digits} and should be {}: the delta is damaged, or made for another base",
+                bytes.checksum.digits
+            );
+            return Err(PatchFailure::Damage(PatchDamage { origin: self.last_delta(), reason }));
+        }
+        self.check_unchanged()?;
+        let _ = bytes.verification.set(Ok(()));
+        if patch.range().contains(&at) { Ok(patch) } else { self.decode(at, allowance) }
+    }
+
+    fn last_delta(&self) -> OriginId {
+        self.bytes.layers.last().map_or(OriginId(0), |layer| layer.blob.origin)
+    }
+
+    fn damage_error(&self, damage: &PatchDamage) -> SourceError {
+        let file = self.origins.file(damage.origin);
+        let path = file.map(|file| file.file().path()).unwrap_or_default();
+        let PatchedBytes { tensor, .. } = &*self.bytes;
+        let reason = format!("tensor `{tensor}`: {}", damage.reason);
+        let remedy = "have the trainer write the version again, or a full one; earlier versions stay as they are";
+        SourceError::Damaged { path, damage: Box::new(Damage { reason, remedy: remedy.into() }) }
+    }
+}
+
+impl ReadAt for PatchedReader {
+    fn size(&self) -> u64 {
+        self.bytes.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.size()) {
+            let file = self.origins.file(self.last_delta());
+            let path = file.map(|file| file.file().path()).unwrap_or_default();
+            return Err(SourceError::Truncated { path, offset });
+        }
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let patch = self.patch_at(at)?;
+            let len = (patch.range().end - at).min(rest.len() as u64) as usize;
+            let (part, after) = rest.split_at_mut(len);
+            self.origins.read(&self.bytes.before, at, part)?;
+            patch.apply(at, part);
+            (at, rest) = (at + len as u64, after);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,18 @@
+//! Patches: the decoded changes of one tensor by the deltas of a chain, kept sparse.
+//!
+//! In: compressed changes. Out: a [`Patch`] of a range of the tensor, which changes bytes in memory, and [`Hasher`], which
+//! computes the checksum of the result.
+//!
+//! `pages` holds changes, `decode` reads them, `cache` keeps what was decoded within a limit.
+
+mod cache;
+mod checksum;
+mod decode;
+mod error;
+mod pages;
+
+pub use cache::{PatchAllowance, patch_cache};
+pub use checksum::Hasher;
+pub use decode::{LayerSource, decode};
+pub use error::{LayerError, PatchError};
+pub use pages::Patch;
