@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::checkpoint;
 use crate::log_throttle::LogThrottle;
 use crate::virtual_file::VirtualFileReader;
 
@@ -68,6 +69,10 @@ const LOCAL_WINDOW_BYTES: PreferredReadahead =
 /// Maximum bytes of the memory limit that blocks leave to requests of stores: up to 64 answers of some 400 KB each.
 const MAX_STORE_RESERVE_BYTES: u64 = 48 << 20;
 
+/// The part of the memory limit that decoded changes of deltas may take: a quarter. Changes of 2 % of the values of a
+/// model take about a fifteenth of its size.
+const PATCH_DIVISOR: u64 = 4;
+
 /// The part of a smaller limit that is left to them: an eighth.
 const STORE_RESERVE_DIVISOR: u64 = 8;
 
@@ -80,6 +85,7 @@ pub struct Cache {
     executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
     has_store: AtomicBool,
+    has_patches: AtomicBool,
     log_throttle: Arc<LogThrottle>,
 }
 
@@ -97,6 +103,7 @@ impl Cache {
             executors: Arc::default(),
             file_count: AtomicU64::new(0),
             has_store: AtomicBool::new(false),
+            has_patches: AtomicBool::new(false),
             log_throttle: Arc::default(),
         })
     }
@@ -105,6 +112,8 @@ impl Cache {
     pub fn open(&self, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
         let file_id = self.file_count.fetch_add(1, Ordering::Relaxed);
         let file = Arc::clone(reader.virtual_file());
+        let is_patched = file.origins().iter().any(|origin| origin.patched().is_some());
+        self.has_patches.fetch_or(is_patched, Ordering::Relaxed);
         let (executors, counters) = (Arc::clone(&self.executors), Arc::clone(&self.counters));
         let log_throttle = Arc::clone(&self.log_throttle);
         let memory_limit = self.blocks.memory_limit();
@@ -126,9 +135,14 @@ impl Cache {
         CacheCounters { held_bytes, budget_bytes, ..self.counters.snapshot() }
     }
 
-    /// Sets the memory limit. Once a file of a store was opened, blocks get it less an eighth, at most 48 MiB. What is
-    /// held above it is freed at once, but for buffers in use.
+    /// Sets the memory limit. Once a file of a store was opened, blocks get it less an eighth, at most 48 MiB. Once one
+    /// that deltas change was opened, a quarter is for decoded changes. What is held above it is freed at once, but for
+    /// buffers in use.
     pub fn set_memory_limit(&self, bytes: u64) {
+        let patch_bytes = bytes / PATCH_DIVISOR;
+        checkpoint::set_patch_limit(patch_bytes);
+        let has_patches = self.has_patches.load(Ordering::Relaxed);
+        let bytes = bytes - if has_patches { patch_bytes } else { 0 };
         let has_store = self.has_store.load(Ordering::Relaxed);
         let reserved = if has_store {
             (bytes / STORE_RESERVE_DIVISOR).min(MAX_STORE_RESERVE_BYTES)

@@ -24,7 +24,9 @@ pub enum DeltaError {
     #[error("it is the index of version {version}, and its folder is not called {folder}")]
     FolderName { version: u64, folder: String },
     /// A delta on another version than that before it.
-    #[error("version {version} is a delta on version {base_version}, and not on the version before it")]
+    #[error(
+        "version {version} is a delta on version {base_version}, and not on the version before it"
+    )]
     OutOfOrder { version: u64, base_version: u64 },
     /// The version before a delta is not there.
     #[error("version {version} is a delta on {}, which is not there", .folder.display())]
@@ -69,8 +71,12 @@ impl DeltaError {
             DeltaError::FolderName { folder, .. } => {
                 let now = folder_of(path);
                 let parent = now.parent().unwrap_or(Path::new(""));
-                format!("rename its folder: mv {} {}", shell_word(now), shell_word(&parent.join(folder)))
-                    .into()
+                format!(
+                    "rename its folder: mv {} {}",
+                    shell_word(now),
+                    shell_word(&parent.join(folder))
+                )
+                .into()
             }
             DeltaError::MissingVersion { folder, .. } => {
                 format!("fetch {}", shell_word(folder)).into()
@@ -98,7 +104,8 @@ impl DeltaError {
                 "give the base that the trainer began with, or have it write a full version".into()
             }
             DeltaError::MissingIndex => {
-                "wait until the trainer has written the version, which it ends with the index".into()
+                "wait until the trainer has written the version, which it ends with the index"
+                    .into()
             }
             DeltaError::Index { .. }
             | DeltaError::Misplaced { .. }

@@ -28,7 +28,7 @@ pub struct DeltaMetadata {
 /// Parses the metadata of an index; `None` if it does not say how changes are encoded, as that of every delta does.
 pub fn parse_delta_metadata(json: &[u8]) -> Result<Option<DeltaMetadata>, DeltaError> {
     // What is no index is for the parser of indexes to refuse.
-    let Ok(IndexJson { metadata }) = serde_json::from_slice(json) else { return Ok(None) };
+    let Ok(DeltaIndexJson { metadata }) = serde_json::from_slice(json) else { return Ok(None) };
     if let Some(key) = metadata.duplicate {
         return Err(DeltaError::Index { what: duplicate_key(key) });
     }
@@ -78,7 +78,7 @@ const FIELDS: [&str; 5] =
     [VERSION, BASE_VERSION, DELTA_ENCODING, COMPRESSION_FORMAT, CHECKSUM_FORMAT];
 
 #[derive(serde::Deserialize)]
-struct IndexJson {
+struct DeltaIndexJson {
     #[serde(default)]
     metadata: MetadataFields,
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::source::{
-    FileBytes, LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url, split_parent,
+    FileBytes, LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url,
+    split_parent,
 };
 use crate::threads::{join, try_spawn};
 
@@ -240,7 +241,9 @@ fn open_file(
     checkpoint.open_file = Some(file);
     checkpoint.notes.extend(lone_shard_note(name));
     if holds_changes(&checkpoint) {
-        checkpoint.notes.push("its tensors are compressed changes of a delta; give its folder".to_owned());
+        checkpoint
+            .notes
+            .push("its tensors are compressed changes of a delta; give its folder".to_owned());
     }
     Ok(checkpoint)
 }

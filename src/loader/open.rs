@@ -69,6 +69,9 @@ impl LoadOptions {
     ) -> Result<OpenCheckpoint, LoadError> {
         let concurrency = self.concurrency(path)?;
         let ResolvedCheckpoint { virtual_file, open_file, format, notes, route } = resolve()?;
+        if let Some(bytes) = self.buffer_bytes {
+            checkpoint::lower_patch_limit(bytes / 2);
+        }
         let reader = VirtualFileReader::open_with(&Arc::new(virtual_file), open_file)?;
         if self.bypass_disk_cache {
             reader.origins().files().for_each(|file| file.bypass_disk_cache());

@@ -265,9 +265,7 @@ impl FileSources {
     ) -> Result<(), CacheError> {
         self.counters.buffered_bytes.fetch_add(out.len() as u64, Relaxed);
         match source {
-            BlockSource::File(_) => {
-                Ok(self.read_through(self.source(source), out, offset)?)
-            }
+            BlockSource::File(_) => Ok(self.read_through(self.source(source), out, offset)?),
             BlockSource::Tensor(index) => {
                 let start = self.virtual_file().tensor_range(index as usize).start;
                 let _retained = self.retain_tensor_pages(index as usize);
@@ -354,8 +352,8 @@ impl FileSources {
         unchanged.map_err(|error| self.record_failure(error.into()))
     }
 
-    /// Fills `out` from a source through the page cache, and evicts what that brought in: of a patched tensor when the
-    /// file is closed, since its parts come back to the same pages.
+    /// Fills `out` from a source through the page cache, and evicts what that brought in. Parts of a patched tensor come
+    /// back to the same pages, so these are evicted when the file is closed.
     fn read_through(
         &self,
         source: &OriginReader,

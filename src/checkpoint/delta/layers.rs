@@ -51,7 +51,8 @@ pub fn read_layers(
         shards.iter().map(move |name| DeltaShard { delta, number, index, name })
     };
     // The earliest delta first.
-    let shards: Vec<DeltaShard<'_>> = indexes.iter().enumerate().rev().flat_map(shards_of).collect();
+    let shards: Vec<DeltaShard<'_>> =
+        indexes.iter().enumerate().rev().flat_map(shards_of).collect();
     let contents = parallel_map(&shards, chain.root.reader_threads(), |shard| shard.read(chain));
     let unknown_tensor = |tensor: &str| {
         let (tensor, base) = (tensor.to_owned(), base.path.clone());
@@ -87,8 +88,7 @@ pub fn read_layers(
 
 fn parse_index(delta: &DeltaVersion) -> Result<ShardIndex<'_>, CheckpointError> {
     let path = delta.file.file().path();
-    parse_index_or_empty(&delta.json, false)
-        .map_err(|error| CheckpointError::Index { path, error })
+    parse_index_or_empty(&delta.json, false).map_err(|error| CheckpointError::Index { path, error })
 }
 
 /// Refuses files beside an index that it does not name: appliers of trainers read them.
@@ -117,9 +117,8 @@ impl DeltaShard<'_> {
 
     /// Reads the header, and checks that it has the tensors that the index says, each once.
     fn read(&self, chain: &DeltaChain) -> Result<Checkpoint, CheckpointError> {
-        let index_error = |error| {
-            CheckpointError::Index { path: self.delta.file.file().path(), error }
-        };
+        let index_error =
+            |error| CheckpointError::Index { path: self.delta.file.file().path(), error };
         let path = chain.folders[self.number].join(self.name);
         let file = OpenFile::open_in_root(&chain.root, &path).map_err(|error| match error {
             SourceError::Missing { .. } => {

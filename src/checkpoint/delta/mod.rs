@@ -25,7 +25,7 @@ use chain::{BasePlace, find_chain};
 use layers::{TensorPatch, read_layers};
 
 /// Opens the checkpoint of a directory, given its root and the path in that.
-pub type OpenDirectory<'a> = dyn Fn(&Arc<Root>, &Path) -> Result<Checkpoint, CheckpointError> + 'a;
+pub type OpenBase<'a> = dyn Fn(&Arc<Root>, &Path) -> Result<Checkpoint, CheckpointError> + 'a;
 
 /// Reads the version whose index is open. `open_directory` opens a base that lies beside it, `open_path` one that the
 /// user named.
@@ -34,7 +34,7 @@ pub fn read_version(
     directory: &Path,
     index: DeltaVersion,
     options: &ParseOptions,
-    open_directory: &OpenDirectory<'_>,
+    open_directory: &OpenBase<'_>,
     open_path: &dyn Fn(&Path) -> Result<Checkpoint, CheckpointError>,
 ) -> Result<Checkpoint, CheckpointError> {
     let path = index.file.file().path();
@@ -103,7 +103,8 @@ pub fn holds_changes(checkpoint: &Checkpoint) -> bool {
     let metadata = checkpoint.metadata.as_ref();
     let is_blob = |tensor: &Tensor| {
         let has_checksum = |digits: &String| {
-            matches!(digits.len(), 8 | 32 | 64) && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+            matches!(digits.len(), 8 | 32 | 64)
+                && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
         };
         tensor.dtype == Dtype::U8
             && tensor.shape.len() == 1

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::training_folder::training_folders;
 use super::universal_folder::universal_folder;
-use crate::checkpoint::format::{self, DetectedFormat};
 use crate::checkpoint::delta_index::parse_delta_metadata;
+use crate::checkpoint::format::{self, DetectedFormat};
 use crate::checkpoint::shard_index::shard_names;
 use crate::checkpoint::torch;
 use crate::checkpoint::unread_format::UnreadFormat;
@@ -15,11 +15,11 @@ use crate::source::{FileKind, OpenFile, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
 use super::nested_training::nested_training_folder;
-use super::version_chain::{chain_paths, read_index};
 use super::numbered_name::split_digits;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
+use super::version_chain::{chain_paths, read_index};
 
 /// Names of training state that lies beside a model: how a name begins, or a word anywhere in it.
 const TRAINING_PATTERNS: [&str; 8] = [
@@ -145,7 +145,8 @@ pub fn candidates_by_name(
     let mut claimed: BTreeSet<String> = BTreeSet::new();
     for name in names {
         let Some(unsharded_name) = unsharded_name_of_index(name) else { continue };
-        let IndexedShards { shards: indexed, is_delta } = indexed_shards(root, &directory.join(name));
+        let IndexedShards { shards: indexed, is_delta } =
+            indexed_shards(root, &directory.join(name));
         if is_delta {
             let shards: Vec<String> = indexed.iter().cloned().collect();
             claimed.extend(indexed);

@@ -1,5 +1,5 @@
-//! Versions of a model that a trainer writes one after the other, each into a folder `weight_v000001` and on: whole, or
-//! as a delta on the version before it.
+//! Versions of a model that a trainer writes one after the other, into folders `weight_v000001` and on. Each is whole, or
+//! a delta on the version before it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct VersionPlace {
     pub root: Arc<Root>,
     /// The path from the root to the folder of all versions.
     pub parent: PathBuf,
-    /// The version.
+    /// The version in the name of the folder.
     pub version: u64,
 }
 
@@ -61,12 +61,13 @@ impl VersionPlace {
     }
 }
 
-/// The paths from the root whose state decides what a version before this one is: its index and its files, down to the
-/// first version that is whole.
+/// The paths from the root whose state decides what a delta is made of. They are those of the versions before it, down to
+/// one that is whole.
 pub fn chain_paths(root: &Arc<Root>, directory: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     // Another root's paths cannot be looked at.
-    let place = VersionPlace::locate(root, directory).filter(|place| Arc::ptr_eq(&place.root, root));
+    let place =
+        VersionPlace::locate(root, directory).filter(|place| Arc::ptr_eq(&place.root, root));
     let Some(place) = place else { return paths };
     for version in (0..place.version).rev().take(MAX_CHAIN_DELTAS) {
         let folder = place.folder(version);

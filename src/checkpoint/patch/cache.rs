@@ -24,6 +24,16 @@ pub fn patch_cache() -> &'static PatchCache {
     &PATCH_CACHE
 }
 
+/// Sets the limit for the decoded changes of all tensors of this program.
+pub fn set_patch_limit(bytes: u64) {
+    PATCH_CACHE.set_limit(|_| bytes);
+}
+
+/// Lowers the limit to at most so many bytes.
+pub fn lower_patch_limit(bytes: u64) {
+    PATCH_CACHE.set_limit(|limit| limit.min(bytes));
+}
+
 /// Decoded patches within a limit.
 #[derive(Debug)]
 pub struct PatchCache {
@@ -62,15 +72,10 @@ impl PatchCache {
     }
 
     /// Sets the limit. What is held above it is dropped at once, but for what is in use.
-    pub fn set_limit(&self, bytes: u64) {
+    fn set_limit(&self, new_limit: impl FnOnce(u64) -> u64) {
         let mut state = lock(&self.state);
-        state.limit_bytes = bytes;
+        state.limit_bytes = new_limit(state.limit_bytes);
         state.make_room(0);
-    }
-
-    /// The bytes that patches take.
-    pub fn used_bytes(&self) -> u64 {
-        lock(&self.state).used_bytes
     }
 
     /// The changes of a tensor around a byte: those that are kept, or those that `decode` gives.
@@ -83,7 +88,8 @@ impl PatchCache {
         let process = std::process::id();
         let mut state = lock(&self.state);
         loop {
-            if let Some(patch) = state.entries.get(&id).filter(|patch| patch.range().contains(&at)) {
+            if let Some(patch) = state.entries.get(&id).filter(|patch| patch.range().contains(&at))
+            {
                 return Ok(Arc::clone(patch));
             }
             if state.decoding.get(&id) != Some(&process) {

@@ -4,6 +4,7 @@
 //! allowance permits, from the one that is asked for on. The memory beside them is that of one decoder.
 
 use std::io::{self, BufRead, Read};
+use std::ops::Range;
 
 use zstd::stream::read::Decoder;
 use zstd::zstd_safe::get_frame_content_size;
@@ -116,7 +117,11 @@ impl Window<'_, '_> {
     }
 }
 
-fn decode_xor(layer: &LayerSource<'_>, len: u64, window: &mut Window<'_, '_>) -> Result<(), PatchError> {
+fn decode_xor(
+    layer: &LayerSource<'_>,
+    len: u64,
+    window: &mut Window<'_, '_>,
+) -> Result<(), PatchError> {
     let mut frame = Frame::open(layer, |stated| match stated {
         Some(stated) if stated != len => Err(PatchError::StatedSize { stated, expected: len }),
         _ => Ok(len),
@@ -299,13 +304,19 @@ struct BlobReader<'a> {
     left: u64,
     buffer: Box<[u8]>,
     /// The part of the buffer that is not consumed.
-    unread: std::ops::Range<usize>,
+    unread: Range<usize>,
 }
 
 impl<'a> BlobReader<'a> {
     fn new(layer: &LayerSource<'a>) -> BlobReader<'a> {
         let buffer = vec![0; layer.len.min(BLOB_READ_BYTES as u64) as usize].into();
-        BlobReader { source: layer.source, offset: layer.offset, left: layer.len, buffer, unread: 0..0 }
+        BlobReader {
+            source: layer.source,
+            offset: layer.offset,
+            left: layer.len,
+            buffer,
+            unread: 0..0,
+        }
     }
 }
 
@@ -336,3 +347,7 @@ impl Read for BlobReader<'_> {
         Ok(len)
     }
 }
+
+#[cfg(test)]
+#[path = "decode_tests.rs"]
+mod tests;

@@ -11,7 +11,7 @@ mod decode;
 mod error;
 mod pages;
 
-pub use cache::{PatchAllowance, patch_cache};
+pub use cache::{PatchAllowance, lower_patch_limit, patch_cache, set_patch_limit};
 pub use checksum::Hasher;
 pub use decode::{LayerSource, decode};
 pub use error::{LayerError, PatchError};

@@ -63,7 +63,10 @@ pub struct PageGroup {
 impl PageGroup {
     /// A group of pages without changes.
     pub fn new(encoding: DeltaEncoding, pages: usize) -> PageGroup {
-        PageGroup { encoding, pages: (0..pages).map(|_| Page::Sparse(Changes::default())).collect() }
+        PageGroup {
+            encoding,
+            pages: (0..pages).map(|_| Page::Sparse(Changes::default())).collect(),
+        }
     }
 
     /// Merges later changes into a page. Returns how many bytes of memory more, or fewer, it takes.
@@ -264,8 +267,10 @@ mod tests {
         let offsets = prop_oneof![
             prop::collection::btree_map(any::<u16>(), any::<u8>(), 0..50),
             prop::collection::btree_map(0u16..300, any::<u8>(), 0..200),
-            (0u16..4, any::<u8>())
-                .prop_map(|(step, value)| (0..65_535).step_by(1 + usize::from(step)).map(|n| (n, value)).collect()),
+            (0u16..4, any::<u8>()).prop_map(|(step, value)| (0..65_535)
+                .step_by(1 + usize::from(step))
+                .map(|n| (n, value))
+                .collect()),
         ];
         offsets.prop_map(|changes| changes.into_iter().collect())
     }
