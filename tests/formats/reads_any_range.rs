@@ -127,6 +127,7 @@ fn by_segments(virtual_file: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
             {
                 checkpoint::Origin::File(file) => (fs::read(file.path()).expect("there"), offset),
                 checkpoint::Origin::Memory(bytes) => (bytes.to_vec(), offset),
+                checkpoint::Origin::Patched(_) => unreachable!("none of them is a delta"),
             },
             SegmentSource::Tensor { .. } => panic!("a safetensors file has no gathered tensors"),
         };

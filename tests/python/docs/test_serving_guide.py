@@ -19,8 +19,9 @@ from compare import check_same
 from guides import blocks, ran
 from mounts import until
 from samples import numbers
+from versions import write_delta
 
-SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, RANKS, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
+SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, RANKS, ADAPTERS, VERSIONS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
 
 
 @pytest.fixture
@@ -164,6 +165,18 @@ def test_adapters_are_exchanged_and_the_base_is_kept(shelf):
     base, kept = models.llama().state_dict(), model.get_base_model().state_dict()
     kept = {name.replace(".base_layer", ""): tensor for name, tensor in kept.items()}
     check_same({name: kept[name] for name in base}, base)
+
+
+def test_versions_of_a_trainer_are_whole_models(shelf):
+    base = load_file("models/llama")
+    first = {name: tensor + 1 if name.endswith("q_proj.weight") else tensor for name, tensor in base.items()}
+    second = {name: tensor * 2 if "layers.1" in name else tensor for name, tensor in first.items()}
+    write_delta("updates", 1, base, first)
+    write_delta("updates", 2, first, second, encoding="overwrite")
+    check_same(ran(VERSIONS)["weights"], second)
+    with ckptfs.mount("updates", delta_base="models/llama") as path:
+        assert os.listdir(path / "weight_v000002") == ["model.safetensors"]
+        check_same(load_file(path / "weight_v000002"), second)
 
 
 def test_several_checkpoints_load_at_once(shelf):
