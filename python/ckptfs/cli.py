@@ -28,9 +28,18 @@ def main():
         from ckptfs.bench import cli
 
         return cli.main(cli.Options(**options))
+    if command in ("enable", "disable"):
+        from ckptfs import enable
+
+        return enable.run(command, **options)
+    environment = None
+    if not {"status", "doctor"}.isdisjoint(words):
+        from ckptfs.enable import describe
+
+        environment = describe()
     # This command, when it is started again, must find the same package, and none in the current directory.
     flag = "-I" if sys.flags.isolated else "-P"
-    return _ckptfs.run_command(words, sys.executable, [flag, "-m", "ckptfs"])
+    return _ckptfs.run_command(words, sys.executable, [flag, "-m", "ckptfs"], environment)
 
 
 def run(words, is_module, quiet):

@@ -13,7 +13,7 @@ from ckptfs.bench import page_cache
 from ckptfs.bench.process import WorkerProcess
 
 from bench.fixtures import RUNS, in_page_cache, alternate, mounted
-from bench.memory_ballast import Ballast
+from bench.memory_ballast import Ballast, NoBallast
 
 VIRTUAL_FILE = "model.safetensors"
 
@@ -82,10 +82,10 @@ class Machine:
             yield daemon
             self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
 
-    def worker(self, request, path, warm_up, paths=()):
+    def worker(self, request, path, warm_up, paths=(), python=None):
         """A process that has done a request on something tiny, and waits to do it on this path. The path need not
-        be there before the measurement."""
-        worker = WorkerProcess(paths)
+        be there before the measurement. `python` is another interpreter than this one."""
+        worker = WorkerProcess(paths, python=python)
         tiny = {"warm_up": str(warm_up)} if warm_up else {}
         request = {**request, **tiny, "path": str(path), "threads": 1, "keep_programs": True}
         if fault := worker.prepare(request):
@@ -93,10 +93,10 @@ class Machine:
         return worker
 
     def run(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
-              remembered=None):  # fmt: skip
+              remembered=None, python=None):  # fmt: skip
         """Runs a request in so many processes at once, through a fresh mount of the source if there is one. Returns
         the time that they took, and the result of them all. `prepare` comes before the mount, `begin` after it."""
-        workers = [self.worker(request, path, warm_up, paths) for _ in range(count)]
+        workers = [self.worker(request, path, warm_up, paths, python) for _ in range(count)]
         (prepare or self.cold)()
         with self.mounted(source, remembered=remembered) if source else nullcontext():
             if begin:
@@ -137,8 +137,8 @@ class Machine:
 
 
 @contextmanager
-def machine():
-    """The machine for a part, as root."""
+def machine(has_ballast=True):
+    """The machine for a part, as root. Without a ballast free memory is left to the system."""
     assert os.geteuid() == 0, "dropping caches needs root"
-    with tempfile.TemporaryDirectory() as folder, closing(Ballast()) as ballast:
+    with tempfile.TemporaryDirectory() as folder, closing(Ballast() if has_ballast else NoBallast()) as ballast:
         yield Machine(Path(folder), ballast)

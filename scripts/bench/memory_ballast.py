@@ -68,6 +68,19 @@ class Ballast:
         os.waitpid(self._pid, 0)
 
 
+class NoBallast:
+    """Leaves free memory as it is."""
+
+    def take(self):
+        """Does nothing."""
+
+    def renew(self):
+        """Does nothing."""
+
+    def close(self):
+        """Does nothing."""
+
+
 def hold(requests, answers):
     """Holds memory until the requests end."""
     # If memory runs out this is the process to end.

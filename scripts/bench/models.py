@@ -36,6 +36,22 @@ def llama(_, folder, size):
     model.save_pretrained(folder, max_shard_size=model.num_parameters() * 2 * 3 // 11)
 
 
+def unet(_, folder, size):
+    """A denoiser of 1.7 GB as diffusers saves it; a tiny one for 0."""
+    import torch
+    from diffusers import UNet2DConditionModel
+
+    torch.set_default_dtype(torch.bfloat16)
+    if float(size):
+        network = UNet2DConditionModel(cross_attention_dim=768)
+        network.save_pretrained(folder, max_shard_size="500MB")
+        return
+    UNet2DConditionModel(
+        block_out_channels=(8, 16), layers_per_block=1, sample_size=8, down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"), norm_num_groups=4, cross_attention_dim=8,
+    ).save_pretrained(folder)  # fmt: skip
+
+
 def as_bin(_, model, folder):
     """The tensors of a model in as many shards of `.bin`."""
     import torch

@@ -21,6 +21,10 @@ def seconds_of(row, rows):
     return numbers("seconds")(row, rows)
 
 
+def milliseconds_more(row, rows):
+    return [(run["enabled"] - run["plain"]) * 1000 for run in row["runs"]]
+
+
 def is_ours(row):
     return row["row"][0].startswith("ckptfs")
 
@@ -161,6 +165,17 @@ TABLES = {
         label(), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
         spreads("ratio to the first: median (least to most)", ratio_to_first("seconds"), 3),
     ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
+    "enabled": PageTable("enabled", (
+        label("cached, `ckptfs enable`"), median("directory s", "plain"), median("mount s", "enabled"),
+        spreads("ratio: median (least to most)", ratios("enabled", "plain")),
+        median("directory s, no ballast", "plain, free"), median("mount s, no ballast", "enabled, free"),
+        spreads("ratio, no ballast", ratios("enabled, free", "plain, free")),
+        ("target", lambda row, rows: "1.1"),
+    )),
+    "enabled-start": PageTable("enabled", (
+        label("start of an interpreter"), median("ms", "plain", 2, 1000), median("enabled, ms", "enabled", 2, 1000),
+        spreads("ms more: median (least to most)", milliseconds_more), ("target", lambda row, rows: "2 ms"),
+    )),
     "small-files": PageTable("install-overhead", (
         label(), label(place=1),
         median("`mmap`", "mmap", 0, 1e6), spreads("ratio to safetensors", ratio_to_first("mmap")),

@@ -31,6 +31,13 @@ def from_pretrained():
     return lambda request: LlamaForCausalLM.from_pretrained(request["path"], dtype=torch.bfloat16).state_dict()
 
 
+def unet_from_pretrained():
+    import torch
+    from diffusers import UNet2DConditionModel
+
+    return lambda request: UNet2DConditionModel.from_pretrained(request["path"], torch_dtype=torch.bfloat16).state_dict()
+
+
 def boto3_then_from_pretrained():
     """Downloads a model by boto3's transfer manager, with its defaults, and loads it."""
     import boto3

@@ -163,3 +163,23 @@ Examples:
   ckptfs bench models/llama --device cuda:0 --runs 3
   ckptfs bench models/llama --against safetensors,runai --html llama.html
   sudo ckptfs bench models/llama --cold --runs 10";
+
+#[cfg(feature = "mount")]
+pub const ENABLE: &str = "\
+Writes one file, ckptfs-enable.pth, to the site-packages of a Python environment. From then on its programs read files \
+of mounts from their sources, unchanged, if they load them with safetensors, transformers, diffusers, accelerate or \
+peft. All other files, and all that ckptfs fails at, are loaded as before. With CKPTFS_DISABLE=1 everything is.
+
+`ckptfs disable` undoes it; so does removing the file. `ckptfs status` says whether it is enabled.
+
+Examples:
+  ckptfs enable
+  ckptfs enable --python ~/venv
+  ckptfs enable --user
+  ckptfs disable";
+
+#[cfg(feature = "mount")]
+pub const DISABLE: &str = "\
+Examples:
+  ckptfs disable
+  ckptfs disable --python ~/venv";

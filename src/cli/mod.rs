@@ -16,6 +16,8 @@ mod option_values;
 mod output;
 mod progress;
 pub(crate) mod python_commands;
+#[cfg(feature = "mount")]
+pub(crate) mod python_environment;
 mod store_args;
 mod stuck_path_check;
 mod terminal_text;

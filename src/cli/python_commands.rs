@@ -1,4 +1,4 @@
-//! `run` and `bench`: commands that only the Python package has, and runs itself.
+//! `run`, `bench`, `enable` and `disable`: commands that only the Python package has, and runs itself.
 //!
 //! Their options are declared and parsed here; the package gets their values.
 
@@ -15,7 +15,7 @@ use super::terminal_text::help_width;
 use super::usage_error;
 
 /// The names of the commands.
-const PYTHON_COMMANDS: [&str; 2] = ["run", "bench"];
+const PYTHON_COMMANDS: [&str; 4] = ["run", "bench", "enable", "disable"];
 
 /// Run a Python program that reads with ckptfs in place of safetensors
 #[cfg(feature = "mount")]
@@ -65,6 +65,29 @@ pub struct BenchArgs {
     pub html: Option<OsString>,
 }
 
+/// Let a Python environment read files of mounts from their sources
+#[cfg(feature = "mount")]
+#[derive(Debug, clap::Parser)]
+#[command(name = "enable", after_help = super::help_text::ENABLE)]
+pub struct EnableArgs {
+    /// Interpreter or environment to enable [default: that of this command]
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    pub python: Option<OsString>,
+    /// Enable it for this user alone
+    #[arg(long)]
+    pub user: bool,
+}
+
+/// Undo what `ckptfs enable` did
+#[cfg(feature = "mount")]
+#[derive(Debug, clap::Parser)]
+#[command(name = "disable", after_help = super::help_text::DISABLE)]
+pub struct DisableArgs {
+    /// Interpreter or environment to disable [default: that of this command]
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    pub python: Option<OsString>,
+}
+
 /// The table of commands, with those of the Python package if it runs this process.
 pub fn command_table() -> clap::Command {
     let table = CommandLine::command().term_width(help_width());
@@ -77,8 +100,8 @@ pub fn command_table() -> clap::Command {
 
 /// The commands of the Python package.
 #[cfg(feature = "mount")]
-pub fn python_command_table() -> [clap::Command; 2] {
-    [RunArgs::command(), BenchArgs::command()]
+pub fn python_command_table() -> [clap::Command; PYTHON_COMMANDS.len()] {
+    [RunArgs::command(), BenchArgs::command(), EnableArgs::command(), DisableArgs::command()]
 }
 
 /// The command of the Python package that the words ask for, or for its help. Of all options, only `-q` may precede it.
@@ -94,6 +117,8 @@ fn named_command(words: &[OsString]) -> Option<&'static str> {
 pub enum PythonCommand {
     Run(RunArgs),
     Bench(BenchArgs),
+    Enable(EnableArgs),
+    Disable(DisableArgs),
 }
 
 /// Parses a command line of the Python package's own commands, and whether it asks for quiet. `None` is any other
@@ -107,6 +132,8 @@ pub fn parse_python_command(words: &[OsString]) -> Option<Result<(PythonCommand,
         let options = matches.subcommand_matches(name).unwrap_or(&matches);
         let command = match name {
             "run" => PythonCommand::Run(RunArgs::from_arg_matches(options)?),
+            "enable" => PythonCommand::Enable(EnableArgs::from_arg_matches(options)?),
+            "disable" => PythonCommand::Disable(DisableArgs::from_arg_matches(options)?),
             _ => PythonCommand::Bench(BenchArgs::from_arg_matches(options)?),
         };
         Ok((command, matches.get_flag("quiet")))

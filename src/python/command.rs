@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::cli::python_commands::{BenchArgs, PythonCommand, RunArgs, parse_python_command};
+use crate::cli::python_commands::{
+    BenchArgs, DisableArgs, EnableArgs, PythonCommand, RunArgs, parse_python_command,
+};
 
 /// What a command line asks of the package: the name of its command, and the options by their names. `None` is a
 /// command of Rust; an exit code says that help or an error was printed.
@@ -33,6 +35,15 @@ pub fn parse_command(py: Python<'_>, args: Vec<OsString>) -> PyResult<Option<Py<
             options.set_item("json", json)?;
             options.set_item("html", html)?;
             "bench"
+        }
+        PythonCommand::Enable(EnableArgs { python, user }) => {
+            options.set_item("python", python)?;
+            options.set_item("user", user)?;
+            "enable"
+        }
+        PythonCommand::Disable(DisableArgs { python }) => {
+            options.set_item("python", python)?;
+            "disable"
         }
     };
     Ok(Some((name, options).into_pyobject(py)?.into_any().unbind()))

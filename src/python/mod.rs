@@ -48,7 +48,7 @@ mod _ckptfs {
     #[pymodule_export]
     use super::load::{load, load_into};
     #[pymodule_export]
-    use super::mounts::{locate, mount_table};
+    use super::mounts::{is_on_mount, locate, mount_table};
     #[pymodule_export]
     use super::stores::set_remote_options;
     #[pymodule_export]
@@ -57,15 +57,19 @@ mod _ckptfs {
     use super::tensor::{PyMemory, PyTensor, strided_spans};
 
     /// Runs the command line. `args` begins with the command's name; `program` with `before` starts this command
-    /// again.
+    /// again. `environment` has the state of the Python environment, and what to do about it.
     #[pyfunction]
     fn run_command(
         py: Python<'_>,
         args: Vec<OsString>,
         program: PathBuf,
         before: Vec<OsString>,
+        environment: Option<(String, String)>,
     ) -> u8 {
         crate::mount::lifecycle::respawn::set_runner(program, before);
+        if let Some((says, remedy)) = environment {
+            crate::cli::python_environment::set(says, remedy);
+        }
         py.detach(|| crate::cli::run(args))
     }
 
@@ -89,6 +93,7 @@ mod _ckptfs {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("PanicException", module.py().get_type::<pyo3::panic::PanicException>())?;
         crate::threads::register_fork_handlers();
         // Every element type: its name in a header, what torch and numpy call it, and its bits. Then the elements that
         // torch counts as one, and whether DLPack has it.

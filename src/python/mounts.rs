@@ -1,4 +1,4 @@
-//! What shows at a path, and which mounts the system has. No daemon of a mount is asked: it may be stuck.
+//! What shows at a path, and which mounts the system has.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,7 +7,14 @@ use std::path::PathBuf;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
+use crate::mount_info;
 use crate::mount_info::mountinfo::{self, PathHandle};
+
+/// Whether a file is of a mount of ours. Its daemon is asked.
+#[pyfunction]
+pub fn is_on_mount(py: Python<'_>, path: PathBuf) -> bool {
+    py.detach(|| mount_info::mount_origin(&path).is_some())
+}
 
 /// The path of a file without links, and the number of the mount that shows there; `None` where nothing is.
 #[pyfunction]

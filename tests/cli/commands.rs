@@ -52,7 +52,7 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
     // A directory of that name is not used as the source, as with every other command.
     fs::create_dir(folder.path().join("bench")).unwrap();
     fs::create_dir(folder.path().join("there")).unwrap();
-    for name in ["run", "bench"] {
+    for name in ["run", "bench", "enable", "disable"] {
         for words in [
             vec![name],
             vec![name, "there"],
@@ -75,7 +75,9 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
         let outcome = run(&words);
         let listed = outcome.stdout + &outcome.stderr;
         assert!(listed.contains("  export "), "{listed}");
-        assert!(!listed.contains("  run ") && !listed.contains("  bench "), "{listed}");
+        for name in ["run", "bench", "enable", "disable"] {
+            assert!(!listed.contains(&format!("  {name} ")), "{listed}");
+        }
     }
 }
 

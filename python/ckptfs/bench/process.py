@@ -13,10 +13,11 @@ from ckptfs.bench.tables import MAX_FAULT_CHARACTERS
 
 class WorkerProcess:
     """A process that runs `worker`; `with WorkerProcess() as process:`. Its modules come first from `paths`, a list
-    of folders, and `environment` is added to this process's own."""
+    of folders, and `environment` is added to this process's own. `python` is another interpreter than this one."""
 
-    def __init__(self, paths=(), environment=None):
+    def __init__(self, paths=(), environment=None, python=None):
         command, inherited = child_process.python_command()
+        command[0] = python or command[0]
         if paths:
             # An isolated interpreter would not look there.
             command = [command[0], "-P"]

@@ -2,6 +2,9 @@
 
 Whatever ours refuses or fails at is left to the original, which is called once, counted and logged. What it raises is
 what is raised. Thousands of files that are refused for one reason are one warning.
+
+Where only `ckptfs enable` put them in place, they take files of mounts alone. Nothing else of the package is imported
+before such a file is opened.
 """
 
 import contextlib
@@ -10,9 +13,8 @@ import os
 import re
 import threading
 
-from ckptfs.errors import closed
-from ckptfs.load.report import count_original
-from ckptfs.settings import logger, setting
+# The attribute of every file of a mount.
+_MOUNT_ATTRIBUTE = "user.ckptfs.source"
 
 # Reasons that were logged, without what differs from file to file; how many are kept, and how much of each.
 _logged, _MAX_LOGGED, _MAX_REASON_LENGTH = set(), 64, 500
@@ -26,22 +28,70 @@ class _ThreadState(threading.local):
 
 _state = _ThreadState()
 
+_takes_every_file = True
+
+
+def take_every_file(takes):
+    """Takes every file from now on, or those of mounts alone."""
+    global _takes_every_file
+    _takes_every_file = takes
+
+
+@functools.cache
+def _package():
+    """The parts of the package that decide, count and log."""
+    from ckptfs import _ckptfs, settings
+    from ckptfs.load import report
+
+    return _ckptfs, settings, report
+
 
 def _is_active():
     # What an original calls is left to originals, too.
-    return not _state.depth and not setting("disable")
+    return not _state.depth and not _package()[1].setting("disable")
+
+
+def _takes(filename):
+    """Whether a call with this file is to be ours."""
+    if _takes_every_file:
+        return _is_active()
+    return not _state.depth and _may_be_of_a_mount(filename) and _is_active() and _package()[0].is_on_mount(filename)
+
+
+def _may_be_of_a_mount(filename):
+    """Whether a file has the attribute of a mount. It is one system call, and asks no other program about files of a
+    disk."""
+    try:
+        return bool(os.getxattr(filename, _MOUNT_ATTRIBUTE))
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _failures():
+    """The exceptions that leave a call to the original. A panic of the Rust part is no `Exception`."""
+    with contextlib.suppress(Exception):
+        return Exception, _package()[0].PanicException
+    return Exception
 
 
 def _record_fallback(original, why, filename):
-    """Counts and logs a call that is left to the original. A missing file is no warning: programs look for files that
-    need not exist, and the original raises the same error."""
-    count_original()
+    """Counts and logs a call that is left to the original."""
+    # Where the package is broken or half removed, the original is called all the same.
+    with contextlib.suppress(Exception):
+        _, settings, report = _package()
+        report.count_original()
+        _log_fallback(settings.logger(), original, why, filename)
+
+
+def _log_fallback(logger, original, why, filename):
+    """Logs why a call is left to the original. A missing file is no warning: programs look for files that need not
+    exist, and the original raises the same error."""
     kind, is_missing = type(why).__name__, isinstance(why, (FileNotFoundError, NotADirectoryError))
     if not is_missing and _is_new(original, kind, why, filename):
         message = "left to %s: %s: %s; later ones for this reason are logged at level debug"
-        logger().warning(message, original, kind, why)
+        logger.warning(message, original, kind, why)
     else:
-        logger().debug("left to %s: %s: %s", original, kind, why)
+        logger.debug("left to %s: %s: %s", original, kind, why)
 
 
 def _is_new(original, kind, why, filename):
@@ -81,12 +131,12 @@ def safe_open_of(original):
     class safe_open(metaclass=Kind):
         def __new__(cls, filename, framework, device="cpu", **how):
             try:
-                if _is_active():
+                if _takes(filename):
                     from ckptfs import safe_open
 
                     open_original = functools.partial(original, filename, framework, device=device, **how)
                     return _Handle(safe_open(filename, framework, device, **how), filename, open_original)
-            except Exception as fault:
+            except _failures() as fault:
                 _record_fallback("safetensors.safe_open", fault, filename)
             return original(filename, framework, device=device, **how)
 
@@ -100,15 +150,12 @@ def load_file_of(original):
     @functools.wraps(original)
     def load_file(filename, device="cpu", **how):
         try:
-            if _is_active():
+            if _takes(filename):
                 from ckptfs.torch import load_file
 
                 return load_file(filename, device, **how)
-        except Exception as fault:
+        except _failures() as fault:
             _record_fallback("safetensors.torch.load_file", fault, filename)
-        else:
-            # Not active: the original runs as it would without ckptfs.
-            return original(filename, device=device, **how)
         with _in_original:
             return original(filename, device=device, **how)
 
@@ -129,6 +176,12 @@ def materialize_of(original):
     return _materialize_copy
 
 
+def _closed():
+    from ckptfs.errors import closed
+
+    return closed()
+
+
 class _Handle:
     """A handle of ours. A call that fails is repeated on a handle of the original, which `open_original` opens."""
 
@@ -146,10 +199,10 @@ class _Handle:
     def _call(self, name, *args, **how):
         ours = self._ours
         if ours is None:
-            raise closed()
+            raise _closed()
         try:
             return getattr(ours, name)(*args, **how)
-        except Exception as fault:
+        except _failures() as fault:
             open_original = self._open_original
             if open_original is None:
                 raise
@@ -161,7 +214,7 @@ class _Handle:
             raise AttributeError(name)
         if not hasattr(self._kind, name):
             if self._ours is None:
-                raise closed()
+                raise _closed()
             return getattr(self._original(), name)
         return functools.partial(self._call, name)
 
@@ -208,14 +261,14 @@ class _Slice:
         load_to = getattr(self._slice, "_load_to", None)
         try:
             return load_to and load_to(device)
-        except Exception as fault:
+        except _failures() as fault:
             _record_fallback("transformers' way to a device", fault, self._handle._filename)
         return None
 
     def __getitem__(self, index):
         try:
             return self._slice[index]
-        except Exception as fault:
+        except _failures() as fault:
             open_original = self._handle._open_original
             if open_original is None:
                 raise

@@ -5,15 +5,12 @@ is the step of transformers that takes a tensor to its device. What ours cannot 
 """
 
 import contextlib
-import importlib.abc
-import inspect
 import os
 import re
 import sys
 import threading
 
-from ckptfs.settings import logger
-from ckptfs.shims.calls import load_file_of, materialize_of, safe_open_of
+from ckptfs.shims.calls import load_file_of, materialize_of, safe_open_of, take_every_file
 
 # The first and the last version whose calls are known.
 _KNOWN_VERSIONS = ((0, 4), (0, 9))
@@ -26,8 +23,11 @@ _pairs = []
 # Unknown versions that were logged.
 _unknown = set()
 
-# What keeps the shims in place: `install`, and each block of `installed`.
+# What keeps the shims in place: `install`, each block of `installed`, and the environment.
 _users = set()
+
+# The user that stays: `ckptfs enable` prepared this environment.
+_ENVIRONMENT = "environment"
 
 
 def install():
@@ -54,10 +54,11 @@ def install():
 
 
 def uninstall():
-    """Undoes `install` everywhere. Open handles stay as they are."""
+    """Undoes `install` everywhere. Open handles stay as they are. In an environment that `ckptfs enable` prepared,
+    files of mounts are still read from their sources."""
     with _lock:
-        _users.clear()
-        _remove_shims()
+        _users.intersection_update({_ENVIRONMENT})
+        _follow_users()
 
 
 @contextlib.contextmanager
@@ -75,18 +76,30 @@ def installed():
     finally:
         with _lock:
             _users.discard(block)
-            if not _users:
-                _remove_shims()
+            _follow_users()
+
+
+def install_for_environment():
+    """Installs for files of mounts alone, until the interpreter ends."""
+    _install_for(_ENVIRONMENT)
 
 
 def _install_for(user):
     with _lock:
         _users.add(user)
+        _follow_users()
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         for name in _CALLS:
             if name in sys.modules:
                 _replace(sys.modules[name])
+
+
+def _follow_users():
+    """Takes the files that the users want, and removes the shims after the last of them."""
+    take_every_file(bool(_users - {_ENVIRONMENT}))
+    if not _users:
+        _remove_shims()
 
 
 def _remove_shims():
@@ -101,10 +114,15 @@ def _replace(module):
     """Puts the shim wherever modules have the original of this one."""
     name, shim_of, is_known = _CALLS[module.__name__]
     original = vars(module).get(name)
-    if original is None or not is_known(original) or any(original in pair for pair in _pairs):
+    if original is None or any(original is shim for _, shim in _pairs):
         return
-    pair = (original, shim_of(original))
-    _pairs.append(pair)
+    # A module that is loaded again has the same original once more.
+    pair = next((pair for pair in _pairs if pair[0] is original), None)
+    if pair is None:
+        if not is_known(original):
+            return
+        pair = (original, shim_of(original))
+        _pairs.append(pair)
     _put(*pair)
 
 
@@ -114,7 +132,9 @@ def _has_known_version(_original):
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and _KNOWN_VERSIONS[0] <= tuple(map(int, found.groups())) <= _KNOWN_VERSIONS[1]:
         return True
-    if version not in _unknown:
+    if version not in _unknown and _users - {_ENVIRONMENT}:
+        from ckptfs.settings import logger
+
         _unknown.add(version)
         logger().warning("safetensors %s is not known to this ckptfs: its calls are left as they are",
                          version or "of no version")  # fmt: skip
@@ -123,6 +143,8 @@ def _has_known_version(_original):
 
 def _has_known_signature(original):
     # A private function of transformers, which other versions have in another form, or not at all.
+    import inspect
+
     return list(inspect.signature(original).parameters) == ["tensor", "device", "dtype"]
 
 
@@ -144,27 +166,31 @@ _CALLS = {
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Installs the shim when such a module is first imported."""
+class _Finder:
+    """Installs the shim when such a module is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _CALLS:
             return None
-        for finder in sys.meta_path:
+        for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find else None
             if spec is not None:
-                if spec.loader is not None:
+                if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader)
                 return spec
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """A loader of Python, which installs the shim afterwards."""
 
     def __init__(self, loader):
         self._loader = loader
+
+    def __getattr__(self, name):
+        # Resources and sources, for programs that only look for a module.
+        return getattr(self._loader, name)
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
@@ -178,6 +204,7 @@ class _Loader(importlib.abc.Loader):
 
 
 _finder = _Finder()
+find_spec = _finder.find_spec
 
 
 def _after_fork():

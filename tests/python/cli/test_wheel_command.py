@@ -57,7 +57,7 @@ def test_the_command_mounts_and_unmounts(mount, source):
     assert not is_mounted(mount.point)
 
 
-@pytest.mark.parametrize("name", ["run", "bench", "mount"])
+@pytest.mark.parametrize("name", ["run", "bench", "enable", "disable", "mount"])
 def test_help_fits_80_columns_without_a_terminal(command, name):
     shown = Ckptfs(command)(name, "--help")
     assert shown.code == DONE and max(map(len, shown.stdout.splitlines())) <= 80
@@ -108,7 +108,7 @@ def test_help_lists_the_wheels_own_commands(command, words):
     assert "export" in listed
 
 
-@pytest.mark.parametrize("name", ["run", "bench"])
+@pytest.mark.parametrize("name", ["run", "bench", "enable", "disable"])
 def test_the_wheels_own_commands_have_help(command, name):
     asked, told = Ckptfs(command)("help", name), Ckptfs(command)(name, "--help")
     assert (asked.code, asked.stdout) == (DONE, told.stdout) and f"ckptfs {name}" in told.stdout

@@ -1,19 +1,25 @@
 """With `install`, transformers, diffusers, accelerate and peft load what they load without: plain and mounted, imported
-before and after it, in threads. None of their calls is left to the original."""
+before and after it, in threads. None of their calls is left to the original. In an environment that `ckptfs enable`
+prepared that holds for programs without a word of ckptfs, and files of mounts."""
 
+import json
 
 import pytest
 import safetensors.torch
 
-from samples import numbers
+from environments import OTHER_HOOKS, Environment
 from installed import run
+from samples import numbers
 from program import COMMON
 
 PROGRAMS = """
 import json, sys, threading
 first, kind, *folders, common = sys.argv[1:]
 sys.path.insert(0, common)
-import ckptfs
+if first == "enabled":
+    assert "ckptfs" not in sys.modules
+else:
+    import ckptfs
 if first == "installed":
     ckptfs.install()
 import models
@@ -35,6 +41,7 @@ elif kind == "peft":
     load = lambda folder: load_peft_weights(folder, device="cpu")
 load_all = lambda: [models.fingerprints(load(folder)) for folder in folders]
 plain = load_all() if first == "imported" else None
+import ckptfs
 if first == "imported":
     ckptfs.install()
 before = ckptfs.stats()
@@ -47,7 +54,12 @@ ckptfs.uninstall()
 loaded.append(load_all())
 same = len(loaded) == 4 and all(one == (plain or loaded[0]) for one in loaded)
 same &= loaded[0][0] == loaded[0][1]
-used = after["loads"] >= before["loads"] + len(folders)
+used = after["loads"] >= before["loads"] + len(folders) - (first == "enabled")
+if first == "enabled":
+    # Only the files of the mount are ours.
+    before = ckptfs.stats()["loads"]
+    load(folders[0])
+    used &= ckptfs.stats()["loads"] == before
 print(json.dumps([same, len(loaded[0][0]), used, ckptfs.stats()["originals"]]))
 """
 
@@ -78,4 +90,20 @@ def shelf(tmp_path_factory):
 def test_libraries_load_the_same_through_ours(shelf, mounts, first, kind):
     folders = shelf / kind, mounts(shelf) / kind
     same, count, used, left_to_originals = run(PROGRAMS, first, kind, *folders, str(COMMON))
+    assert (same, used, left_to_originals) == (True, True, 0) and count > 4
+
+
+@pytest.fixture(scope="module", params=["alone", "with others"])
+def environment(request, tmp_path_factory):
+    """An environment of its own, also with the `.pth` files of other packages."""
+    hooks = OTHER_HOOKS if request.param == "with others" else ()
+    return Environment(tmp_path_factory.mktemp("environment") / "env", hooks).enable()
+
+
+@pytest.mark.parametrize("kind", ["transformers", "diffusers", "accelerate", "peft"])
+def test_libraries_load_the_same_in_an_enabled_environment(shelf, mounts, environment, kind):
+    folders = shelf / kind, mounts(shelf) / kind
+    done = environment.start("-c", PROGRAMS, "enabled", kind, *folders, COMMON)
+    assert done.returncode == 0 and "ckptfs" not in done.stderr, done.stderr
+    same, count, used, left_to_originals = json.loads(done.stdout.splitlines()[-1])
     assert (same, used, left_to_originals) == (True, True, 0) and count > 4

@@ -15,6 +15,7 @@ use std::io::{self, Write};
 
 use crate::cli::args::DoctorArgs;
 use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::python_environment::{self, PythonEnvironment};
 use crate::cli::terminal_text::one_line;
 use check::{Check, Verdict};
 
@@ -60,11 +61,20 @@ fn print_checks(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
+fn check_environment(environment: &PythonEnvironment) -> Check {
+    let PythonEnvironment { says, remedy } = environment;
+    match remedy.is_empty() {
+        true => Check::ok("python", says),
+        false => Check::note("python", says, remedy),
+    }
+}
+
 /// All checks that need no path, in the order in which a mount needs them.
 fn check_system() -> Vec<Check> {
     let mut checks = privileges::check_privileges();
     checks.extend(machine::check_machine());
     checks.push(mounts::check_mounts());
+    checks.extend(python_environment::get().map(check_environment));
     checks
 }
 

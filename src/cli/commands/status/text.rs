@@ -6,6 +6,7 @@ use crate::shell_word::shell_text;
 
 use super::{MountReport, MountState};
 use crate::cli::commands::mount::log::{IDENTIFIER, MOUNTPOINT_FIELD};
+use crate::cli::python_environment::{self, PythonEnvironment};
 use crate::cli::terminal_text::{format_bytes, format_count, one_line, wrap};
 
 /// Errors of a mount that are listed. The JSON has all that the mount keeps.
@@ -14,8 +15,29 @@ const MAX_LISTED_ERRORS: usize = 5;
 /// Characters of the column of labels.
 const LABEL_CHARACTERS: usize = 15;
 
-/// All mounts, as lines of at most `width` characters. `now` is in seconds since 1970.
+/// All mounts, and the Python environment if there is one, as lines of at most `width` characters. `now` is in seconds
+/// since 1970.
 pub fn mount_lines(mounts: &[MountReport], now: u64, width: usize) -> Vec<String> {
+    let mut lines = paragraphs(mounts, now, width);
+    if let Some(environment) = python_environment::get() {
+        lines.push(String::new());
+        lines.append(&mut environment_lines(environment, width));
+    }
+    lines
+}
+
+/// The state of the Python environment that runs this command.
+fn environment_lines(environment: &PythonEnvironment, width: usize) -> Vec<String> {
+    let PythonEnvironment { says, remedy } = environment;
+    let mut paragraph = Paragraph { width, lines: Vec::new() };
+    paragraph.add("python ", 2, says);
+    if !remedy.is_empty() {
+        paragraph.add("  what to do: ", 2, remedy);
+    }
+    paragraph.lines
+}
+
+fn paragraphs(mounts: &[MountReport], now: u64, width: usize) -> Vec<String> {
     if mounts.is_empty() {
         return vec!["no mounts".to_owned()];
     }

@@ -1,0 +1,98 @@
+"""Programs that know nothing of ckptfs, in an environment that `ckptfs enable` prepared, with the model in the page cache:
+loads from a mount beside the same from the directory itself, and what it costs loads that are not from a mount.
+
+Each is measured twice: while a process holds the free memory (see `memory_ballast`), and without that.
+"""
+
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from functools import partial
+
+from bench import workloads
+from bench.fixtures import alternate
+from bench.machine import load, machine
+from bench.models import in_process, llama, unet
+from bench.results import Results
+
+# How often an interpreter is started.
+STARTS_COUNT = 200
+
+# Loads this short differ by more than the effect from one to the next.
+RUNS = 15
+
+
+class Environment:
+    """A virtual environment that sees the packages of this interpreter."""
+
+    def __init__(self, folder):
+        venv.create(folder, symlinks=True)
+        self.python = folder / "bin/python"
+        [site] = folder.glob("lib/*/site-packages")
+        (site / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def enable(self):
+        subprocess.run([self.python, "-P", "-m", "ckptfs", "enable", "-q"], check=True, stdout=subprocess.DEVNULL)
+        return self
+
+
+def measure_loads(measuring, plain, enabled):
+    """Rows with their runs: the directory itself, in an environment without ckptfs, beside the mount or the directory
+    in the enabled one."""
+    model, tiny = measuring.folder / "model", measuring.folder / "tiny"
+    network, tiny_network = measuring.folder / "unet", measuring.folder / "tiny-unet"
+    from_pretrained, from_diffusers = (
+        load(f"{workloads.__name__}:{name}") for name in ("from_pretrained", "unet_from_pretrained")
+    )
+    cases = {
+        "transformers' `from_pretrained`": (from_pretrained, model, tiny, measuring.point),
+        "`load_file` and touch": (load("safetensors"), model, tiny, measuring.virtual_file),
+        "diffusers' `from_pretrained`": (from_diffusers, network, tiny_network, measuring.point),
+        "the directory itself, `load_file` and touch": (load("safetensors"), model, tiny, None),
+    }
+    for title, (request, source, warm_up, mounted_path) in cases.items():
+        prepare = partial(measuring.warm, source)
+
+        def time_side(python, path, source=None, request=request, warm_up=warm_up, prepare=prepare):
+            timing, result = measuring.run(request, path, warm_up, source=source, prepare=prepare, python=python)
+            return timing["seconds"], result
+
+        sides = {"plain": partial(time_side, plain.python, source)}
+        if mounted_path:
+            sides["enabled"] = partial(time_side, enabled.python, mounted_path, source)
+        else:
+            sides["enabled"] = partial(time_side, enabled.python, source)
+        yield title, measuring.compare(sides, RUNS)
+
+
+def measure_starts(plain, enabled):
+    """Seconds that an interpreter takes to start and end."""
+    sides = {"plain": plain.python, "enabled": enabled.python}
+
+    def measure_side(name):
+        start = time.perf_counter()
+        subprocess.run([sides[name], "-c", "pass"], check=True)
+        return time.perf_counter() - start
+
+    return alternate(list(sides), measure_side, STARTS_COUNT)
+
+
+def main():
+    results, runs = Results("enabled"), {}
+    for has_ballast in (True, False):
+        with machine(has_ballast=has_ballast) as measuring:
+            plain = Environment(measuring.folder / "plain")
+            enabled = Environment(measuring.folder / "enabled").enable()
+            for maker, name in ((llama, "model"), (llama, "tiny"), (unet, "unet"), (unet, "tiny-unet")):
+                in_process(maker, folder=measuring.folder / name, size=0 if "tiny" in name else 1)
+            for title, measured in measure_loads(measuring, plain, enabled):
+                runs.setdefault(title, []).append(measured)
+            if has_ballast:
+                starts = measure_starts(plain, enabled)
+    for title, (held, free) in runs.items():
+        rows = [{**one, **{f"{side}, free": seconds for side, seconds in other.items()}}
+                for one, other in zip(held, free, strict=True)]  # fmt: skip
+        results.add("enabled", [title], rows)
+    results.add("enabled-start", [f"Python {sys.version.split()[0]}, `-c pass`"], starts)

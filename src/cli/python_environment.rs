@@ -1,0 +1,24 @@
+//! The state of the Python environment that runs this command, which the Python package tells: see `ckptfs enable`.
+
+use std::sync::OnceLock;
+
+/// The state of the environment, in words.
+#[derive(Debug)]
+pub struct PythonEnvironment {
+    pub says: String,
+    /// What to do; empty if it is enabled.
+    pub remedy: String,
+}
+
+static ENVIRONMENT: OnceLock<PythonEnvironment> = OnceLock::new();
+
+/// Sets the state. Only the first call counts: a process is one command.
+#[cfg(feature = "python")]
+pub fn set(says: String, remedy: String) {
+    let _ = ENVIRONMENT.set(PythonEnvironment { says, remedy });
+}
+
+/// The state, if Python runs this command.
+pub fn get() -> Option<&'static PythonEnvironment> {
+    ENVIRONMENT.get()
+}
