@@ -1,5 +1,7 @@
-"""Programs that know nothing of ckptfs, in an environment that `ckptfs enable` prepared, with the model in the page cache:
-loads from a mount beside the same from the directory itself, and what it costs loads that are not from a mount.
+"""Unchanged programs in an environment that `ckptfs enable` prepared, with the model in the page cache.
+
+Loads from a mount stand beside the same loads from the directory itself in an environment without ckptfs. So do loads
+from the directory in the enabled environment, which are the original's, and the start of an interpreter.
 
 Each is measured twice: while a process holds the free memory (see `memory_ballast`), and without that.
 """

@@ -43,7 +43,8 @@ def test_status_and_doctor_say_whether_it_is_enabled(environment):
         checks = json.loads(environment.command("doctor", "--json").stdout)
         [check] = [check for check in checks if check["what"] == "python"]
         status = environment.command("status").stdout
-        assert " ".join(status.split()).count(check["says"]) == 1, status
+        # Long paths are broken at the width of the terminal.
+        assert "".join(check["says"].split()) in "".join(status.split()), status
         return check["verdict"], check["says"], check["remedy"]
 
     off = ("note", f"{environment.folder}: not enabled, so programs read through the mount", "ckptfs enable")

@@ -14,8 +14,8 @@ from mounts import PATIENCE
 
 PACKAGES, HOME = sysconfig.get_path("purelib"), os.path.dirname(os.path.dirname(ckptfs.__file__))
 
-# Lines that other packages leave: coverage, setuptools, an editable installation with its finder, and a finder that
-# comes before all others and finds modules by them.
+# Lines that other packages leave: coverage, setuptools, and an editable installation with its finder. The last finder
+# comes before all others, and finds modules by them.
 OTHER_HOOKS = {
     "a1_coverage.pth": "import sys; exec('try:\\n import coverage; coverage.process_startup()\\nexcept Exception: pass')\n",
     "distutils-precedence.pth": (
