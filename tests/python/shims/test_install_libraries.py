@@ -14,7 +14,7 @@ from program import COMMON
 
 PROGRAMS = """
 import json, sys, threading
-first, kind, *folders, common = sys.argv[1:]
+first, kinds, *shelves, common = sys.argv[1:]
 sys.path.insert(0, common)
 if first == "enabled":
     assert "ckptfs" not in sys.modules
@@ -23,45 +23,55 @@ else:
 if first == "installed":
     ckptfs.install()
 import models
-if kind == "transformers":
-    from transformers import LlamaForCausalLM
-    load = lambda folder: models.tensors_of(LlamaForCausalLM.from_pretrained(folder))
-elif kind == "diffusers":
-    from diffusers import UNet2DConditionModel
-    load = lambda folder: UNet2DConditionModel.from_pretrained(folder).state_dict()
-elif kind == "accelerate":
-    from accelerate import init_empty_weights, load_checkpoint_in_model
-    from transformers import LlamaConfig, LlamaForCausalLM
-    def load(folder):
-        model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
-        load_checkpoint_in_model(model, folder)
-        return model.state_dict()
-elif kind == "peft":
+
+def loader_of(kind):
+    if kind == "transformers":
+        from transformers import LlamaForCausalLM
+        return lambda folder: models.tensors_of(LlamaForCausalLM.from_pretrained(folder))
+    if kind == "diffusers":
+        from diffusers import UNet2DConditionModel
+        return lambda folder: UNet2DConditionModel.from_pretrained(folder).state_dict()
+    if kind == "accelerate":
+        from accelerate import init_empty_weights, load_checkpoint_in_model
+        from transformers import LlamaConfig, LlamaForCausalLM
+        def load(folder):
+            model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+            load_checkpoint_in_model(model, folder)
+            return model.state_dict()
+        return load
     from peft.utils import load_peft_weights
-    load = lambda folder: load_peft_weights(folder, device="cpu")
-load_all = lambda: [models.fingerprints(load(folder)) for folder in folders]
-plain = load_all() if first == "imported" else None
-import ckptfs
-if first == "imported":
-    ckptfs.install()
-before = ckptfs.stats()
-loaded = [load_all()]
-after = ckptfs.stats()
-threads = [threading.Thread(target=lambda: loaded.append(load_all())) for _ in range(2)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-ckptfs.uninstall()
-loaded.append(load_all())
-same = len(loaded) == 4 and all(one == (plain or loaded[0]) for one in loaded)
-same &= loaded[0][0] == loaded[0][1]
-used = after["loads"] >= before["loads"] + len(folders) - (first == "enabled")
-if first == "enabled":
-    # Only the files of the mount are ours.
-    before = ckptfs.stats()["loads"]
-    load(folders[0])
-    used &= ckptfs.stats()["loads"] == before
-print(json.dumps([same, len(loaded[0][0]), used, ckptfs.stats()["originals"]]))
+    return lambda folder: load_peft_weights(folder, device="cpu")
+
+def outcome(kind):
+    load, folders = loader_of(kind), [f"{shelf}/{kind}" for shelf in shelves]
+    load_all = lambda: [models.fingerprints(load(folder)) for folder in folders]
+    plain = load_all() if first == "imported" else None
+    import ckptfs
+    if first == "imported":
+        ckptfs.install()
+    before = ckptfs.stats()
+    loaded = [load_all()]
+    after = ckptfs.stats()
+    threads = [threading.Thread(target=lambda: loaded.append(load_all())) for _ in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    ckptfs.uninstall()
+    loaded.append(load_all())
+    same = len(loaded) == 4 and all(one == (plain or loaded[0]) for one in loaded)
+    same &= loaded[0][0] == loaded[0][1]
+    used = after["loads"] >= before["loads"] + len(folders) - (first == "enabled")
+    if first == "enabled":
+        # Only the files of the mount are ours.
+        before = ckptfs.stats()["loads"]
+        load(folders[0])
+        used &= ckptfs.stats()["loads"] == before
+    return [same, len(loaded[0][0]), used, ckptfs.stats()["originals"]]
+
+print(json.dumps([outcome(kind) for kind in kinds.split()]))
 """
+
+# diffusers comes last: threads that load with it at once can leave torch's modules without memory.
+KINDS = ["peft", "accelerate", "transformers", "diffusers"]
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +95,23 @@ def shelf(tmp_path_factory):
     return folder
 
 
+def check(outcomes):
+    for same, count, used, left_to_originals in outcomes:
+        assert (same, used, left_to_originals) == (True, True, 0) and count > 4
+
+
 @pytest.mark.parametrize("first", ["installed", "imported"])
-@pytest.mark.parametrize("kind", ["transformers", "diffusers", "accelerate", "peft"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_libraries_load_the_same_through_ours(shelf, mounts, first, kind):
-    folders = shelf / kind, mounts(shelf) / kind
-    same, count, used, left_to_originals = run(PROGRAMS, first, kind, *folders, str(COMMON))
-    assert (same, used, left_to_originals) == (True, True, 0) and count > 4
+    check(run(PROGRAMS, first, kind, shelf, mounts(shelf).point, str(COMMON)))
 
 
-@pytest.fixture(scope="module", params=["alone", "with others"])
-def environment(request, tmp_path_factory):
+@pytest.mark.parametrize("hooks", [(), OTHER_HOOKS], ids=["alone", "with-others"])
+def test_libraries_load_the_same_in_an_enabled_environment(shelf, mounts, tmp_path, hooks):
     """An environment of its own, also with the `.pth` files of other packages."""
-    hooks = OTHER_HOOKS if request.param == "with others" else ()
-    return Environment(tmp_path_factory.mktemp("environment") / "env", hooks).enable()
-
-
-@pytest.mark.parametrize("kind", ["transformers", "diffusers", "accelerate", "peft"])
-def test_libraries_load_the_same_in_an_enabled_environment(shelf, mounts, environment, kind):
-    folders = shelf / kind, mounts(shelf) / kind
-    done = environment.start("-c", PROGRAMS, "enabled", kind, *folders, COMMON)
+    environment = Environment(tmp_path / "env", hooks).enable()
+    done = environment.start("-c", PROGRAMS, "enabled", " ".join(KINDS), shelf, mounts(shelf).point, COMMON)
     assert done.returncode == 0 and "ckptfs" not in done.stderr, done.stderr
-    same, count, used, left_to_originals = json.loads(done.stdout.splitlines()[-1])
-    assert (same, used, left_to_originals) == (True, True, 0) and count > 4
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    assert len(outcomes) == len(KINDS)
+    check(outcomes)
