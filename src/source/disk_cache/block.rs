@@ -1,6 +1,6 @@
 //! The file of one block: a header of one page, then the bytes of a range of an object.
 //!
-//! The header states the object, the range, and a checksum for each 64 KiB. Every read compares it. A file that lost
+//! The header states the object, the range, and a checksum for each 16 KiB. Every read compares it. A file that lost
 //! bytes in a crash, or whose disk changed them, is a miss, never a wrong tensor.
 //! Files are not synchronised: the checksums make that unnecessary.
 
@@ -18,7 +18,7 @@ use crate::temp_file::TempFile;
 use super::ObjectId;
 
 /// The first bytes of a block's file; another layout gets another number.
-const MAGIC: [u8; 8] = *b"ckptfs 2";
+const MAGIC: [u8; 8] = *b"ckptfs 3";
 
 /// Bytes of the header: a page.
 pub const HEADER_BYTES: usize = 4096;
@@ -27,9 +27,9 @@ pub const HEADER_BYTES: usize = 4096;
 pub const BLOCK_OVERHEAD_BYTES: u64 = 3 * HEADER_BYTES as u64;
 
 /// Bytes that one checksum covers, and so the least that a read compares. They begin at multiples of this in the object.
-pub const CHECKED_BYTES: u64 = 64 << 10;
+pub const CHECKED_BYTES: u64 = 16 << 10;
 
-/// Maximum bytes of a block. The header has room for the checksums of 60 MiB, but a corrupt block is fetched again whole.
+/// Maximum bytes of a block. The header has room for the checksums of 15 MiB, but a corrupt block is fetched again whole.
 pub const MAX_BLOCK_BYTES: u64 = 8 << 20;
 
 /// Offsets in the header: of the checksums of the bytes, and of its own checksum.
