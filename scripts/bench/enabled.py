@@ -3,15 +3,18 @@
 Loads from a mount stand beside the same loads from the directory itself in an environment without ckptfs. So do loads
 from the directory in the enabled environment, which are the original's, and the start of an interpreter.
 
-Each is measured twice: while a process holds the free memory (see `memory_ballast`), and without that.
+Loads are measured twice: while a process *holds* the free memory (see `memory_ballast`), and with it left *alone*.
+CKPTFS_BENCH_MODELS names a folder that keeps the models from one run to the next.
 """
 
+import os
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
 from functools import partial
+from pathlib import Path
 
 from bench import workloads
 from bench.fixtures import alternate
@@ -21,9 +24,6 @@ from bench.results import Results
 
 # How often an interpreter is started.
 STARTS_COUNT = 200
-
-# Loads this short differ by more than the effect from one to the next.
-RUNS = 15
 
 
 class Environment:
@@ -40,11 +40,19 @@ class Environment:
         return self
 
 
-def measure_loads(measuring, plain, enabled):
+def make_models(folder):
+    """The models, unless the folder has them from before."""
+    for maker, name in ((llama, "model"), (llama, "tiny"), (unet, "unet"), (unet, "tiny-unet")):
+        if not (folder / name / "complete").exists():
+            in_process(maker, folder=folder / name, size=0 if "tiny" in name else 1)
+            (folder / name / "complete").touch()
+
+
+def measure_loads(measuring, folder, plain, enabled):
     """Rows with their runs: the directory itself, in an environment without ckptfs, beside the mount or the directory
     in the enabled one."""
-    model, tiny = measuring.folder / "model", measuring.folder / "tiny"
-    network, tiny_network = measuring.folder / "unet", measuring.folder / "tiny-unet"
+    model, tiny = folder / "model", folder / "tiny"
+    network, tiny_network = folder / "unet", folder / "tiny-unet"
     from_pretrained, from_diffusers = (
         load(f"{workloads.__name__}:{name}") for name in ("from_pretrained", "unet_from_pretrained")
     )
@@ -66,7 +74,7 @@ def measure_loads(measuring, plain, enabled):
             sides["enabled"] = partial(time_side, enabled.python, mounted_path, source)
         else:
             sides["enabled"] = partial(time_side, enabled.python, source)
-        yield title, measuring.compare(sides, RUNS)
+        yield title, measuring.compare(sides)
 
 
 def measure_starts(plain, enabled):
@@ -81,20 +89,17 @@ def measure_starts(plain, enabled):
     return alternate(list(sides), measure_side, STARTS_COUNT)
 
 
-def main():
-    results, runs = Results("enabled"), {}
-    for has_ballast in (True, False):
-        with machine(has_ballast=has_ballast) as measuring:
+def main(*names):
+    results = Results("enabled", whole=not names)
+    for name in names or ("held", "alone", "start"):
+        with machine(has_ballast=name == "held") as measuring:
+            folder = Path(os.environ.get("CKPTFS_BENCH_MODELS", measuring.folder))
             plain = Environment(measuring.folder / "plain")
             enabled = Environment(measuring.folder / "enabled").enable()
-            for maker, name in ((llama, "model"), (llama, "tiny"), (unet, "unet"), (unet, "tiny-unet")):
-                in_process(maker, folder=measuring.folder / name, size=0 if "tiny" in name else 1)
-            for title, measured in measure_loads(measuring, plain, enabled):
-                runs.setdefault(title, []).append(measured)
-            if has_ballast:
-                starts = measure_starts(plain, enabled)
-    for title, (held, free) in runs.items():
-        rows = [{**one, **{f"{side}, free": seconds for side, seconds in other.items()}}
-                for one, other in zip(held, free, strict=True)]  # fmt: skip
-        results.add("enabled", [title], rows)
-    results.add("enabled-start", [f"Python {sys.version.split()[0]}, `-c pass`"], starts)
+            if name == "start":
+                row = f"Python {sys.version.split()[0]}, `-c pass`, {STARTS_COUNT} starts"
+                results.add("enabled-start", [row], measure_starts(plain, enabled))
+                continue
+            make_models(folder)
+            for title, runs in measure_loads(measuring, folder, plain, enabled):
+                results.add("enabled", [title, name], runs)
