@@ -8,6 +8,7 @@ import io
 import json
 import pathlib
 import pickle
+import struct
 import tempfile
 import zipfile
 
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+import zstandard
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
@@ -110,6 +112,24 @@ def indexes():
     write("index", "one", json.dumps({"metadata": {}, "weight_map": {"w": "model.safetensors"}}).encode())
     leaving = {"weight_map": {"a": "../x.safetensors", "b": "/x", "c": "sub/x.bin", "d": "./x"}}
     write("index", "leaving", json.dumps(leaving).encode())
+
+
+def deltas():
+    """The kind, the length of the tensor, and its changes."""
+    old = bytes(n * 7 % 256 for n in range(300))
+    new = bytearray(old)
+    for place in (0, 5, 6, 299):
+        new[place] ^= 9
+    changed = [n for n in range(300) if old[n] != new[n]]
+    xor = bytes(a ^ b for a, b in zip(old, new, strict=True))
+    overwrite = struct.pack(f"<{len(changed) + 1}I", len(changed), *changed) + bytes(new[n] for n in changed)
+    compress = zstandard.ZstdCompressor(level=1).compress
+    for kind, name, changes in ((0, "xor", xor), (1, "overwrite", overwrite), (1, "nothing", bytes(4))):
+        write("delta", name, struct.pack("<BH", kind, len(old)) + compress(changes))
+    metadata = {"version": "000001", "base_version": "000000", "delta_encoding": "xor",
+                "compression_format": "zstd", "checksum_format": "adler32"}  # fmt: skip
+    index = json.dumps({"metadata": metadata, "weight_map": {"t": "model.safetensors"}}).encode()
+    write("delta", "index", struct.pack("<BH", 2, len(old)) + index)
 
 
 def dcp_tables():
@@ -214,4 +234,5 @@ torch_files()
 rank_pieces()
 safetensors_files()
 indexes()
+deltas()
 dcp_tables()

@@ -99,6 +99,83 @@ pub fn read_dcp_table(bytes: &[u8]) -> bool {
     true
 }
 
+/// The index of a delta whose only tensor is `t`.
+const DELTA_INDEX: &str = r#"{"metadata": {"version": 1, "base_version": 0, "delta_encoding": "ENCODING",
+    "compression_format": "zstd", "checksum_format": "adler32"}, "weight_map": {"t": "model.safetensors"}}"#;
+
+/// Reads a version whose index or whose changes are these bytes, and compares what is served with what an applier makes.
+pub fn read_delta(bytes: &[u8]) {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("ckptfs-fuzz-{}", std::process::id()));
+        for version in ["weight_v000000", "weight_v000001"] {
+            std::fs::create_dir_all(folder.join(version)).expect("a temporary folder");
+        }
+        folder
+    });
+    let Some((&[kind, low, high], changes)) = bytes.split_first_chunk() else { return };
+    let before: Vec<u8> = (0..u16::from_le_bytes([low, high])).map(|n| (n * 7) as u8).collect();
+    let is_xor = kind & 1 == 0;
+    let after = apply(is_xor, &before, changes);
+    let checksum = format!("{:08x}", adler32(after.as_deref().unwrap_or_default()));
+    let write = |name: &str, bytes: &[u8]| {
+        std::fs::write(folder.join(name), bytes).expect("a temporary file");
+    };
+    let file = |bytes: &[u8], metadata: &str| {
+        let header = format!(
+            r#"{{"__metadata__":{{{metadata}}},"t":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#,
+            len = bytes.len()
+        );
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), bytes].concat()
+    };
+    write("weight_v000000/model.safetensors", &file(&before, ""));
+    let metadata = format!(r#""t":"{checksum}""#);
+    write("weight_v000001/model.safetensors", &file(changes, &metadata));
+    let index = DELTA_INDEX.replace("ENCODING", if is_xor { "xor" } else { "overwrite" });
+    let index = if kind & 2 == 0 { index.as_bytes() } else { changes };
+    write("weight_v000001/model.safetensors.index.json", index);
+    let opened = checkpoint::open(&folder.join("weight_v000001"), &ParseOptions::default());
+    let Some(virtual_file) = opened.ok().and_then(|found| VirtualFile::new(found).ok()) else {
+        return;
+    };
+    let virtual_file = Arc::new(virtual_file);
+    let reader = VirtualFileReader::open(&virtual_file).expect("the sources do not change");
+    let mut served = vec![0; before.len()];
+    match reader.read_at(&mut served, virtual_file.header_size()) {
+        // Another index may be that of a whole version, and of a tensor without bytes nothing is read.
+        Ok(_) if kind & 2 != 0 || before.is_empty() => {}
+        Ok(len) => assert_eq!(Some(&served[..len]), after.as_deref(), "other bytes are served"),
+        Err(error) => assert!(!error.remedy().is_empty()),
+    }
+}
+
+/// The bytes that an applier makes of changes, if it makes any.
+fn apply(is_xor: bool, before: &[u8], changes: &[u8]) -> Option<Vec<u8>> {
+    let max_bytes = 4 + 5 * before.len().max(1);
+    let decoded = zstd::bulk::decompress(changes, max_bytes).ok()?;
+    let mut after = before.to_vec();
+    if is_xor {
+        after.iter_mut().zip(&decoded).for_each(|(byte, change)| *byte ^= change);
+        return (decoded.len() == before.len()).then_some(after);
+    }
+    let (count, rest) = decoded.split_first_chunk::<4>()?;
+    let count = u32::from_le_bytes(*count) as usize;
+    let (positions, values) = rest.split_at_checked(count.checked_mul(4)?)?;
+    for (position, &value) in positions.chunks_exact(4).zip(values) {
+        let position = u32::from_le_bytes(position.try_into().ok()?);
+        *after.get_mut(position as usize)? = value;
+    }
+    (values.len() == count).then_some(after)
+}
+
+fn adler32(bytes: &[u8]) -> u32 {
+    let (a, b) = bytes.iter().fold((1, 0), |(a, b), &byte| {
+        let a = (a + u32::from(byte)) % 65_521;
+        (a, (b + a) % 65_521)
+    });
+    b << 16 | a
+}
+
 /// Checks what holds for every virtual file: each range can be read, segments and tensors tile it, and it is valid
 /// safetensors.
 fn check(virtual_file: &Arc<VirtualFile>) {

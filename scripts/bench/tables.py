@@ -144,6 +144,20 @@ TABLES = {
         promise("target", {"100,000 items in 64 files of DCP": "2 s, 400 MB",
                            "ZeRO-3, 8 ranks, 1,000 parameters": "0.3 s"}),
     )),
+    "versions-first-byte": PageTable("versions", (
+        label("from the arrival of a version to its first byte"), median("seconds", "ours", 3),
+        median("copied and patched, seconds", "other"),
+        spreads("ratio: median (least to most)", ratios("ours", "other"), 3), ("target", lambda row, rows: "0.1"),
+    )),
+    "versions-loads": PageTable("versions", (
+        label("`load_file` of a version"), median("seconds", "ours"),
+        median("copied, patched and loaded, seconds", "other"),
+        spreads("ratio: median (least to most)", ratios("ours", "other")),
+    )),
+    "versions-memory": PageTable("versions", (
+        label("peak memory of a daemon beyond its `--memory`"), maximum("MB", "peak", 1e-6),
+        ("target", lambda row, rows: "64"),
+    )),
     "remote": PageTable("remote", (
         label("a model of 2.2 GB in a store"), label("beside", place=1), median("seconds", "seconds"),
         median("other seconds", "other seconds"),
