@@ -1,5 +1,5 @@
-//! Any bytes as the index of a delta, or as the compressed changes of its tensor: a byte with the kind, two with the length
-//! of the tensor, and the changes. No other bytes are ever served than those that an applier makes of them.
+//! Any bytes as the index of a delta, or as the compressed changes of its tensor. Before them are a byte with the kind, and
+//! two with the length of the tensor. No other bytes are ever served than those that an applier makes of them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

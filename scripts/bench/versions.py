@@ -1,5 +1,5 @@
-"""Versions that a trainer writes as deltas: the time from the arrival of a version to its first byte through a mount, and to
-tensors in memory, beside copying the base and patching the copy."""
+"""Versions that a trainer writes as deltas: the time from the arrival of one to its first byte, and that of a load. Beside
+them, the base is copied, and the copy is patched."""
 
 import json
 import os
@@ -94,8 +94,8 @@ def header_of(path):
 
 
 def copy_and_patch(base, delta, local):
-    """Copies the base, and applies a delta to the copy as trainers' engines do: in place, a tensor to a thread, with the
-    checksum of each."""
+    """Copies the base, and applies a delta to the copy in place, as trainers' engines do. Each thread patches a tensor, and
+    compares its checksum."""
     import mmap
 
     import numpy as np
@@ -144,11 +144,12 @@ def first_byte_of_tensor(path):
         assert len(os.pread(file.fileno(), 1, 8 + length)) == 1
 
 
-def main():
-    results = Results("versions")
+def main(*encodings):
+    """Measures all encodings, or these."""
+    results = Results("versions", whole=not encodings)
+    encodings = encodings or ("xor", "overwrite")
     with machine() as measuring:
         folder, local = measuring.folder, measuring.folder / "local"
-        encodings = ("xor", "overwrite")
         write_versions(folder / "made", encodings)
         base = folder / "made/base"
 
@@ -214,8 +215,9 @@ def main():
                 "versions-loads", f"{encoding}, base cached",
                 lambda: load(encoding, cached), lambda: patch_and_load(encoding, cached),
             )  # fmt: skip
-        over = [{"peak": peak["peak"] - peak["budget"]} for peak in measuring.peaks]
-        results.add("versions-memory", ["all mounts of these"], over)
+            over = [{"peak": daemon["peak"] - daemon["budget"]} for daemon in measuring.peaks]
+            results.add("versions-memory", [encoding], over)
+            measuring.peaks.clear()
 
 
 def ensure(folder):

@@ -39,9 +39,9 @@ mod unread_format;
 pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
 pub use delta_error::DeltaError;
 pub use directory::{
-    CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName, NumberedSetError,
-    TrainingFormat, candidates_by_name, choose_default, find_candidates, is_training_file,
-    lone_shard_note, training_pattern, unsharded_name_of_index,
+    BaseVersion, CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName,
+    NumberedSetError, TrainingFormat, candidates_by_name, choose_default, find_candidates,
+    is_training_file, lone_shard_note, training_pattern, unsharded_name_of_index,
 };
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};

@@ -258,7 +258,7 @@ pub struct ParseArgs {
     /// Refuse per-rank files unless they are of N ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
-    /// Base of the first delta: the model that training began with
+    /// Base of a trainer's first delta
     #[arg(long, value_name = "PATH")]
     pub delta_base: Option<PathBuf>,
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use crate::source::{self, FileKind, FileMetadata, FileState, Root, SourceError};
 use crate::threads::lock;
 
+use super::base_links::{BaseLinks, find_base_links};
 use super::context::ViewContext;
 use super::directory_plan::{DirectoryPlan, plan_directory};
 use super::entry::CheckpointCounts;
@@ -38,6 +39,8 @@ pub struct DirectoryView {
     /// Names that stay as they are by a rule, and why; sorted.
     pub skipped: Box<[(OsString, String)]>,
     pub hub_notes: Option<HubNotes>,
+    /// Links to files beside the base of a delta, shown where the delta is.
+    pub base_links: BaseLinks,
     /// Links that lead out, and were logged.
     logged_links: Mutex<HashSet<OsString>>,
 }
@@ -89,6 +92,8 @@ impl DirectoryView {
         // What a store did not give may be a checkpoint: the next look reads the directory again.
         state.is_settled &= failures == source::store_failures();
         let DirectoryPlan { names, kinds, files, skipped } = plan;
+        let candidates = files.iter().map(|file| &file.candidate);
+        let base_links = find_base_links(context, path, &names, candidates);
         let former_files = former.iter().flat_map(|former| &former.files);
         let former_files: HashMap<&str, &Arc<PlannedFile>> =
             former_files.map(|file| (file.plan.name.as_str(), file)).collect();
@@ -107,6 +112,7 @@ impl DirectoryView {
             indexes,
             skipped,
             hub_notes: find_hub_notes(root.real_path(), path),
+            base_links,
             logged_links: former
                 .map(|former| lock(&former.logged_links).clone())
                 .unwrap_or_default()
@@ -173,7 +179,11 @@ impl DirectoryView {
 
     /// The number of bytes that its names take, and what belongs to each.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<DirectoryView>() + self.names.memory_bytes() + self.kinds.len()
+        let link_bytes = |(name, (_, target)): (&OsString, &(FileMetadata, PathBuf))| {
+            size_of::<(OsString, FileMetadata, PathBuf)>() + name.len() + target.as_os_str().len()
+        };
+        let links: usize = self.base_links.iter().map(link_bytes).sum();
+        size_of::<DirectoryView>() + self.names.memory_bytes() + self.kinds.len() + links
     }
 
     /// Adds up the outcomes that are known.

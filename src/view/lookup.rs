@@ -34,7 +34,24 @@ impl Lookup<'_> {
         if self.store.query_shows_as_is(&self.query, name)? {
             return Ok(self.source_entry(name)?);
         }
-        Ok(None)
+        self.base_link(name)
+    }
+
+    /// A file beside the base of a delta, if the delta is shown here.
+    fn base_link(&self, name: &OsStr) -> Result<Option<ViewEntry>, QueryError> {
+        let Some((link, target)) = self.query.directory.base_links.get(name) else {
+            return Ok(None);
+        };
+        let is_shown = self.query.hides_originals()?;
+        Ok(is_shown.then(|| ViewEntry::Link(*link, Some(target.clone()))))
+    }
+
+    /// The names of these files.
+    fn base_link_names(&self, outcomes: &[BuildOutcome]) -> impl Iterator<Item = &OsStr> {
+        let is_shown = outcomes.iter().any(BuildOutcome::is_virtual_file)
+            && !self.query.context.options.show_originals;
+        let links = self.query.directory.base_links.keys();
+        links.filter(move |_| is_shown).map(OsString::as_os_str)
     }
 
     /// What a shown name stands for; `None` if it is gone. An error where only its kind is known.
@@ -64,7 +81,7 @@ impl Lookup<'_> {
                 }
             }
         }
-        for name in directory.names.iter() {
+        for name in directory.names.iter().chain(self.base_link_names(&outcomes)) {
             if let Some(reason) = self.hidden_reason(name, &outcomes) {
                 listing.hidden.push((name.to_owned(), reason));
                 continue;
@@ -90,7 +107,8 @@ impl Lookup<'_> {
         let virtual_names = virtual_files.map(|(file, _)| OsStr::new(&file.plan.name));
         let others =
             directory.names.iter().filter(|name| self.hidden_reason(name, &outcomes).is_none());
-        let mut names: Vec<&OsStr> = virtual_names.chain(others).collect();
+        let links = self.base_link_names(&outcomes);
+        let mut names: Vec<&OsStr> = virtual_names.chain(others).chain(links).collect();
         names.sort();
         names.dedup();
         Ok(SortedNames::from_sorted(names))

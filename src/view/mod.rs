@@ -7,6 +7,7 @@
 //! parses one checkpoint; `directory` and `directory_query` hold those of a directory, `directory_store` all
 //! directories. `lookup` says what each name stands for. How a virtual file is read is not known here.
 
+mod base_links;
 mod context;
 mod directory;
 mod directory_plan;

@@ -136,7 +136,7 @@ fn leads_to_same_end(store: &DirectoryStore, directory: &Path, target: &Path, en
 }
 
 /// The path from a directory to another path, both from the root.
-fn relative_path(from: &Path, to: &Path) -> PathBuf {
+pub fn relative_path(from: &Path, to: &Path) -> PathBuf {
     let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
     let up = from.components().skip(common).map(|_| Component::ParentDir);
     let path: PathBuf = up.chain(to.components().skip(common)).collect();

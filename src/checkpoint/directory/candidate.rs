@@ -33,6 +33,8 @@ pub enum CandidateFiles {
         shards: Vec<String>,
         /// The paths from the root of what it is a delta on: their state decides what it is, too.
         chain: Vec<PathBuf>,
+        /// The whole version that it begins with, if the versions before it lead to one.
+        base: Option<BaseVersion>,
     },
     /// The files of many ranks.
     Ranks(TrainingFolder),
@@ -45,6 +47,15 @@ pub enum CandidateFiles {
         /// Why it cannot be joined.
         error: Option<NumberedSetError>,
     },
+}
+
+/// The whole version that deltas begin with, by its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseVersion {
+    /// The number of the version.
+    pub version: u64,
+    /// The path from the root to its folder, which need not be there for version 0.
+    pub folder: PathBuf,
 }
 
 /// Why the files of a numbered set cannot be joined.

@@ -19,7 +19,7 @@ use super::numbered_name::split_digits;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
-use super::version_chain::{chain_paths, read_index};
+use super::version_chain::{find_chain_paths, read_index};
 
 /// Names of training state that lies beside a model: how a name begins, or a word anywhere in it.
 const TRAINING_PATTERNS: [&str; 8] = [
@@ -150,8 +150,8 @@ pub fn candidates_by_name(
         if is_delta {
             let shards: Vec<String> = indexed.iter().cloned().collect();
             claimed.extend(indexed);
-            let chain = chain_paths(root, directory);
-            let files = CandidateFiles::Delta { shards, chain };
+            let (chain, base) = find_chain_paths(root, directory);
+            let files = CandidateFiles::Delta { shards, chain, base };
             found.push(Candidate { name: name.clone(), unsharded_name, files });
             continue;
         }

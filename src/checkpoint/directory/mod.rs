@@ -14,7 +14,7 @@ mod training_folder;
 mod universal_folder;
 mod version_chain;
 
-pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
+pub use candidate::{BaseVersion, Candidate, CandidateFiles, LoaderName, NumberedSetError};
 pub use default_choice::{DefaultChoice, choose_default};
 pub use discover::{
     candidates_among, candidates_by_name, find_candidates, find_nested, find_unread_file,

@@ -9,6 +9,7 @@ use crate::checkpoint::json::replace_python_numbers;
 use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
 use crate::source::{FileBytes, OpenFile, ReadAt, Root, SourceError, split_parent};
 
+use super::candidate::BaseVersion;
 use super::shard_name::{has_checkpoint_extension, unsharded_name_of_index};
 
 /// Deltas that are applied one after the other at most. Each holds at least a file open, and costs each read of a
@@ -62,25 +63,25 @@ impl VersionPlace {
 }
 
 /// The paths from the root whose state decides what a delta is made of. They are those of the versions before it, down to
-/// one that is whole.
-pub fn chain_paths(root: &Arc<Root>, directory: &Path) -> Vec<PathBuf> {
+/// one that is whole, which is returned too.
+pub fn find_chain_paths(root: &Arc<Root>, directory: &Path) -> (Vec<PathBuf>, Option<BaseVersion>) {
     let mut paths = Vec::new();
     // Another root's paths cannot be looked at.
     let place =
         VersionPlace::locate(root, directory).filter(|place| Arc::ptr_eq(&place.root, root));
-    let Some(place) = place else { return paths };
+    let Some(place) = place else { return (paths, None) };
     for version in (0..place.version).rev().take(MAX_CHAIN_DELTAS) {
         let folder = place.folder(version);
         let index = folder.join(VERSION_INDEX_NAME);
         let shards = delta_shards(root, &index);
         paths.push(index);
         let Some(shards) = shards else {
-            paths.extend(base_paths(root, folder));
-            break;
+            paths.extend(base_paths(root, folder.clone()));
+            return (paths, Some(BaseVersion { version, folder }));
         };
         paths.extend(shards.iter().map(|shard| folder.join(shard)));
     }
-    paths
+    (paths, None)
 }
 
 /// The shards of a delta; `None` if the index is not that of a delta, or cannot be read.

@@ -110,7 +110,10 @@ def test_a_mount_shows_each_version_as_one_file_and_writes_nothing(ckptfs, versi
         assert "model.safetensors" in os.listdir(mount / name_of(version))
         check_same(load_original(mount / name_of(version) / "model.safetensors"), state)
     for version in list(states)[1:]:
-        assert os.listdir(mount / name_of(version)) == ["model.safetensors"]
+        assert sorted(os.listdir(mount / name_of(version))) == ["config.json", "model.safetensors"]
+        # The base's own, as a link.
+        assert os.readlink(mount / name_of(version) / "config.json") == f"../{name_of(1)}/config.json"
+        assert (mount / name_of(version) / "config.json").read_text() == "{}"
     # The loader reads the sources of what is mounted.
     check_same(load_file(mount / name_of(4), backend="pread"), states[4])
     report = package.last_report()
@@ -161,7 +164,7 @@ def test_a_new_version_shows_within_a_second(tmp_path, mounts):
         assert "model.safetensors" not in os.listdir(mount / name_of(version))
         hidden.rename(index)
         start = time.monotonic()
-        until("it is shown", lambda: os.listdir(mount / name_of(version)) == ["model.safetensors"])
+        until("it is shown", lambda: "model.safetensors" in os.listdir(mount / name_of(version)))
         assert time.monotonic() - start < 1
         check_same(load_original(mount / name_of(version) / "model.safetensors"), states[-1])
 
@@ -172,7 +175,7 @@ def test_a_version_that_came_too_early_shows_when_those_before_it_are_there(tmp_
     mount = mounts(tmp_path / "run")
     assert "model.safetensors" not in os.listdir(mount / name_of(3))
     shutil.move(tmp_path / "later", tmp_path / "run" / name_of(2))
-    until("it is shown", lambda: os.listdir(mount / name_of(3)) == ["model.safetensors"])
+    until("it is shown", lambda: "model.safetensors" in os.listdir(mount / name_of(3)))
     check_same(load_original(mount / name_of(3) / "model.safetensors"), states[3])
 
 
@@ -196,6 +199,8 @@ def test_the_base_of_the_first_delta_is_given_or_lies_beside_it(ckptfs, tmp_path
     check_same(load_file(first, delta_base=given), after)
     mount = mounts(tmp_path / "run", "--delta-base", os.path.relpath(given))
     check_same(load_original(mount / name_of(1) / "model.safetensors"), after)
+    assert json.loads((mount / name_of(1) / "config.json").read_text()) == {}
+    assert os.path.realpath(mount / name_of(1) / "config.json") == str(given / "config.json")
     check_same(load_file(mount / name_of(1), backend="pread"), after)
     assert not package.last_report().fallbacks
     shutil.copytree(given, tmp_path / "run" / name_of(0))
