@@ -25,7 +25,7 @@ def load_file(
     allow_partial: bool = False,
     follow_symlinks: bool = False,
     ranks: int | None = None,
-    delta_base: StrPath | None = None,
+    delta_base: _Path | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,

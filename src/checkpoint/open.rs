@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::source::{
-    FileBytes, LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url,
+    FileBytes, FileKind, LinkPolicy, OpenFile, ReadAt, Root, SourceError, UserPath, is_source_url,
     split_parent,
 };
 use crate::threads::{join, try_spawn};
@@ -330,6 +330,18 @@ fn open_delta(
             Err(no_choice(root, folder, &path, &names, found, &base_options))
         })
     };
-    let open_path = |path: &Path| open(path, &base_options);
+    let open_path = |path: &Path| match root.path_inside(path) {
+        // A mount may lie over the root, and would be asked by its own daemon.
+        Some(inside)
+            if root.metadata(inside).is_ok_and(|found| found.kind == FileKind::Directory) =>
+        {
+            open_folder(root, inside)
+        }
+        Some(inside) => {
+            let parent = inside.parent().unwrap_or(Path::new(""));
+            open_by_name(root, parent, inside.file_name().unwrap_or_default(), &base_options)
+        }
+        None => open(path, &base_options),
+    };
     read_version(root, directory, index, options, &open_folder, &open_path)
 }

@@ -71,6 +71,11 @@ impl Root {
         self.directory.real_path()
     }
 
+    /// The path inside of an absolute path without links; `None` if that leads elsewhere.
+    pub fn path_inside<'a>(&self, absolute: &'a Path) -> Option<&'a Path> {
+        absolute.strip_prefix(self.real_path()).ok()
+    }
+
     pub(crate) fn link_policy(&self) -> LinkPolicy {
         self.link_policy
     }

@@ -192,10 +192,13 @@ pub fn shown_path(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// The absolute path of one that the user typed. Links in it stay. A URL stays as it is.
+/// The absolute path of one that the user typed, without links if it is there. A URL stays as it is.
 pub fn absolute_path(path: &Path) -> PathBuf {
-    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    if is_source_url(path) { path.to_path_buf() } else { absolute() }
+    if is_source_url(path) {
+        return path.to_path_buf();
+    }
+    let absolute = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+    absolute.unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// Whether a path is a URL whose query string comes from standard input.

@@ -29,14 +29,18 @@ pub fn find_base_links<'a>(
         _ => None,
     });
     let Some(base) = base else { return BaseLinks::new() };
-    let mut links = match (&context.options.parse.delta_base, base.version) {
-        (Some(named), 0) => links_to_named_base(context, named),
-        _ => {
-            let to_target = |path: &Path| relative_path(directory, path);
-            let is_shown = base.folder.starts_with(&context.base) && context.target.is_none();
-            let root = is_shown.then_some(&context.root);
-            root.map(|root| links_to(root, &base.folder, to_target)).unwrap_or_default()
+    let named = context.options.parse.delta_base.as_deref().filter(|_| base.version == 0);
+    // A mount may lie over the root, and would be asked by its own daemon.
+    let folder = match named {
+        Some(named) => context.root.path_inside(named),
+        None => Some(&*base.folder),
+    };
+    let mut links = match (folder, named) {
+        (Some(folder), _) if folder.starts_with(&context.base) && context.target.is_none() => {
+            links_to(&context.root, folder, |path| relative_path(directory, path))
         }
+        (None, Some(named)) => links_to_named_base(context, named),
+        _ => BaseLinks::new(),
     };
     links.retain(|name, _| names.find(name).is_err());
     links

@@ -37,8 +37,8 @@ class safe_open:
     then cost nothing, processes share what they load, and programs expect what safetensors promises. The default
     is "pread" for numpy: its arrays have memory of their own in safetensors, too.
 
-    `root`, `allow_partial`, `follow_symlinks`, `ranks`: as for `ckptfs inspect`. `num_threads` threads read at once, and hold at
-    most `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and the
+    `root`, `allow_partial`, `follow_symlinks`, `ranks`, `delta_base`: as for `ckptfs inspect`. `num_threads` threads read
+    at once, and hold at most `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and the
     pages of mapped tensors that are used. Without `cache` tensors of stores pass the cache on disk by.
 
         with ckptfs.safe_open("models/llama", framework="pt", device="cuda:0") as f:

@@ -234,7 +234,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     `dtype`: the type that floating-point tensors are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
     `follow_symlinks` lets links lead out of a directory. `ranks`: the number of ranks of a training run; per-rank files
-    of any other number are refused.
+    of any other number are refused. `delta_base`: the model that training began with, for deltas of its versions.
     `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
     16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
     Without `cache` tensors of stores are neither read from the cache on disk nor kept there.

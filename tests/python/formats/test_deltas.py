@@ -203,6 +203,10 @@ def test_the_base_of_the_first_delta_is_given_or_lies_beside_it(ckptfs, tmp_path
     assert os.path.realpath(mount / name_of(1) / "config.json") == str(given / "config.json")
     check_same(load_file(mount / name_of(1), backend="pread"), after)
     assert not package.last_report().fallbacks
+    # Over the folders themselves, the daemon must not ask its own mount.
+    with package.mount(tmp_path, tmp_path, delta_base=given) as path:
+        check_same(load_original(path / "run" / name_of(1) / "model.safetensors"), after)
+        assert os.readlink(path / "run" / name_of(1) / "config.json") == f"../../hf/{name_of(7)}/config.json"
     shutil.copytree(given, tmp_path / "run" / name_of(0))
     check_same(load_file(first), after)
 
