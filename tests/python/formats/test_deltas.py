@@ -359,3 +359,16 @@ def test_a_changed_base_is_an_error_and_never_a_mixture(tmp_path, mounts):
     write_whole(tmp_path / "run", 1, other)
     with pytest.raises(package.SafetensorError, match="checksum"):
         load_file(tmp_path / "run" / name_of(2), backend="pread")
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_changes_of_all_bytes_are_read_within_the_memory_of_a_mount(tmp_path, mounts, encoding):
+    old = torch.randint(0, 255, (24 << 20,), dtype=torch.uint8)
+    base, after = {"a": old, "b": torch.zeros(3)}, {"a": old + 1, "b": torch.ones(3)}
+    write_whole(tmp_path / "run", 1, base, shards=1)
+    write_delta(tmp_path / "run", 2, base, after, encoding=encoding)
+    mount = mounts(tmp_path / "run", "--memory", "16M")
+    out = load_original(mount / name_of(2) / "model.safetensors")
+    assert torch.equal(out["a"], after["a"])
+    _, peak = mount.resident()
+    assert peak < (16 + 64) << 20, peak
