@@ -122,6 +122,14 @@ def test_a_mount_shows_each_version_as_one_file_and_writes_nothing(ckptfs, versi
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
 
 
+def test_one_delta_is_mounted_by_its_folder(versions, mounts):
+    folder, states = versions
+    mount = mounts(folder / name_of(3))
+    assert os.listdir(mount.point) == ["model.safetensors"]
+    check_same(load_original(mount / "model.safetensors"), states[3])
+    check_same(load_file(mount.point, backend="pread"), states[3])
+
+
 def test_slices_and_random_reads_of_a_delta_are_right(versions, mounts):
     folder, states = versions
     mount = mounts(folder, "--memory", "16M")
