@@ -114,7 +114,7 @@ pub fn read_delta(bytes: &[u8]) {
         folder
     });
     let Some((&[kind, low, high], changes)) = bytes.split_first_chunk() else { return };
-    let before: Vec<u8> = (0..u16::from_le_bytes([low, high])).map(|n| (n * 7) as u8).collect();
+    let before: Vec<u8> = (0..u16::from_le_bytes([low, high])).map(|n| (u32::from(n) * 7) as u8).collect();
     let is_xor = kind & 1 == 0;
     let after = apply(is_xor, &before, changes);
     let checksum = format!("{:08x}", adler32(after.as_deref().unwrap_or_default()));
