@@ -4,21 +4,22 @@
 //! that later reads find. A small random read, one of too many blocks and one without a buffer keep no block. No call
 //! waits for a disk: that is for the sources' executors. A block is filled once, by one thread, for all its waiters.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 
+use crate::threads::lock;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
-use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority};
+use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority, SourceRange};
 use super::block::pool::{Block, Buffer, BufferSize, with_scratch};
 use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::block::table::{BlockHit, BlockTable, JoinResult};
 use super::counters::AtomicCounters;
 use super::error::CacheError;
-use super::io::source::{FileSources, buffer_range};
-use super::plan::{ReadPlan, buffer_size, plan_prefetch, plan_read};
+use super::io::source::{FileSources, block_range};
+use super::plan::{ReadPlan, StridedBlocks, buffer_size, plan_prefetch, plan_read, plan_window};
 use super::prefetch::Prefetcher;
 use super::prefetch::readahead::{ReadPattern, StreamStep};
 
@@ -30,8 +31,10 @@ pub struct CachedFile {
     sources: FileSources,
     prefetcher: Prefetcher,
     counters: Arc<AtomicCounters>,
-    /// The block size of strided tensors.
-    strided_size: BufferSize,
+    /// The blocks of strided tensors.
+    strided: StridedBlocks,
+    /// Held while a fill claims the blocks of a window, so that no other claims some of them.
+    window_claims: Mutex<()>,
 }
 
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
@@ -39,6 +42,14 @@ const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 
 /// The share of the memory limit that one part may take, as its divisor: many parts are in flight.
 const PART_MEMORY_DIVISOR: u64 = 64;
+
+/// The part of the memory limit that a window of a strided tensor in a store may take. While one is read, the next is
+/// fetched.
+const WINDOW_MEMORY_DIVISOR: u64 = 3;
+
+/// The part of the memory limit that the requests of a window may take, and the most of them.
+const WINDOW_REQUEST_DIVISOR: u64 = 4;
+const MAX_WINDOW_REQUESTS: u64 = 16;
 
 /// Minimum requests for one prefetched range, and the minimum bytes of each. At 30 ms and 50 MB/s, 2 MiB take 70 ms, and
 /// 8 MiB take 200: too long for a reader that has just begun.
@@ -55,7 +66,12 @@ impl CachedFile {
     ) -> CachedFile {
         let is_large = blocks.memory_limit() >= LARGE_BLOCKS_MIN_LIMIT_BYTES;
         let strided_size = if is_large { BufferSize::Large } else { BufferSize::Small };
-        CachedFile { file_id, blocks, sources, prefetcher, counters, strided_size }
+        let virtual_file = sources.virtual_file();
+        let max_window_bytes = blocks.memory_limit() / WINDOW_MEMORY_DIVISOR;
+        let max_window_bytes = sources.reader().is_remote().then_some(max_window_bytes);
+        let strided = StridedBlocks::new(strided_size, virtual_file, max_window_bytes);
+        let window_claims = Mutex::default();
+        CachedFile { file_id, blocks, sources, prefetcher, counters, strided, window_claims }
     }
 
     /// Reads the virtual file without the cache.
@@ -90,7 +106,7 @@ impl CachedFile {
             return reply.send(Ok(header));
         }
         self.prefetcher.record(&range);
-        let plan = plan_read(self.virtual_file(), &range, self.strided_size);
+        let plan = plan_read(self.virtual_file(), &range, &self.strided);
         let hits = plan.as_ref().and_then(|plan| self.blocks.lookup(self.file_id, &plan.ranges));
         let step = match (plan, hits) {
             (Some(plan), Some(hits)) => {
@@ -322,7 +338,7 @@ impl CachedFile {
         request: &Range<u64>,
         priority: FillPriority,
     ) {
-        let ranges = plan_prefetch(self.virtual_file(), range, request, self.strided_size);
+        let ranges = plan_prefetch(self.virtual_file(), range, request, &self.strided);
         let ids = self.blocks.reserve(self.file_id, &ranges);
         let mut rest = &ids[..];
         // A short range is fetched by several requests, too: a reader may be close behind.
@@ -371,6 +387,32 @@ impl Drop for CachedFile {
     }
 }
 
+/// Memory that a request of a window reads into.
+enum WindowScratch {
+    Pooled(Buffer),
+    Own(Vec<u8>),
+}
+
+impl Deref for WindowScratch {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            WindowScratch::Pooled(buffer) => buffer,
+            WindowScratch::Own(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for WindowScratch {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            WindowScratch::Pooled(buffer) => buffer,
+            WindowScratch::Own(bytes) => bytes,
+        }
+    }
+}
+
 /// A block to be filled. Dropped before it is, its waiters are told.
 struct FillJob {
     file: Arc<CachedFile>,
@@ -390,6 +432,9 @@ enum FillState {
 
 impl FillJob {
     fn run(mut self) {
+        if let Some(window) = self.window() {
+            return self.run_window(&window);
+        }
         let Some(mut buffer) = self.claim() else { return };
         let (file, id) = (Arc::clone(&self.file), self.id);
         let sources = &file.sources;
@@ -401,6 +446,47 @@ impl FillJob {
                 self.complete(None, Err(&sources.record_failure(error)));
             }
         }
+    }
+
+    /// The blocks of the window that this one lies in, if they are to be filled together.
+    fn window(&self) -> Option<Vec<SourceRange>> {
+        let BlockSource::Tensor(index) = self.id.source else { return None };
+        let CachedFile { sources, strided, .. } = &*self.file;
+        plan_window(sources.virtual_file(), index, self.id.start, strided)
+    }
+
+    /// Fills the block and all others of its window, each part of a source fetched once.
+    fn run_window(mut self, window: &[SourceRange]) {
+        let file = Arc::clone(&self.file);
+        let CachedFile { blocks, sources, strided, .. } = &*file;
+        let (mut fills, mut targets) = (Vec::new(), Vec::new());
+        {
+            let _claims = lock(&file.window_claims);
+            let Some(buffer) = self.claim() else { return };
+            let id = self.id;
+            fills.push(self);
+            targets.push((id, buffer));
+            for id in blocks.reserve_unclaimed(file.file_id, window) {
+                // Without a buffer the block is left to the reads that have requested it.
+                let mut fill = file.new_fill(id, FillPriority::Prefetch);
+                let Some(buffer) = blocks.take_buffer(strided.size) else { continue };
+                if blocks.claim(id) {
+                    fill.state = FillState::Claimed;
+                    fills.push(fill);
+                    targets.push((id, buffer));
+                }
+            }
+        }
+        let requests = blocks.memory_limit() / WINDOW_REQUEST_DIVISOR;
+        let requests = requests / BufferSize::Large.bytes() as u64;
+        let requests = requests.clamp(1, MAX_WINDOW_REQUESTS) as usize;
+        let scratch = |len| match blocks.take_buffer(BufferSize::Large) {
+            Some(buffer) => WindowScratch::Pooled(buffer),
+            None => WindowScratch::Own(vec![0; len]),
+        };
+        FillJob::complete_all(fills, targets, |targets| {
+            sources.read_window(targets, requests, scratch)
+        });
     }
 
     /// Fills adjacent blocks by one request, except those that another job has filled meanwhile.
@@ -422,23 +508,35 @@ impl FillJob {
 
     fn run_claimed(claimed: Vec<(FillJob, Buffer)>) {
         let Some((first, _)) = claimed.first() else { return };
+        let file = Arc::clone(&first.file);
+        let (fills, targets) = claimed
+            .into_iter()
+            .map(|(fill, buffer)| {
+                let id = fill.id;
+                (fill, (id, buffer))
+            })
+            .unzip();
+        FillJob::complete_all(fills, targets, |targets| file.sources.read_adjacent(targets));
+    }
+
+    /// Has `read` fill the blocks of some jobs, and tells their waiters.
+    fn complete_all(
+        fills: Vec<FillJob>,
+        mut targets: Vec<(BlockId, Buffer)>,
+        read: impl FnOnce(&mut [(BlockId, Buffer)]) -> Result<(), CacheError>,
+    ) {
+        let Some(first) = fills.first() else { return };
         let (file, source) = (Arc::clone(&first.file), first.id.source);
-        let sources = &file.sources;
-        let (mut fills, mut blocks): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
-        for (fill, buffer) in claimed {
-            blocks.push((fill.id, buffer));
-            fills.push(fill);
-        }
-        let read = catch_unwind(AssertUnwindSafe(|| sources.read_adjacent(&mut blocks)));
-        match read.unwrap_or_else(|_| Err(sources.panic_error(source))) {
+        let read = catch_unwind(AssertUnwindSafe(|| read(&mut targets)));
+        match read.unwrap_or_else(|_| Err(file.sources.panic_error(source))) {
             Ok(()) => {
-                for (mut fill, (id, buffer)) in fills.into_iter().zip(blocks) {
-                    fill.complete_with(buffer, buffer_range(&id.range()));
+                for (mut fill, (id, buffer)) in fills.into_iter().zip(targets) {
+                    fill.complete_with(buffer, block_range(id));
                 }
             }
             Err(error) => {
-                drop(blocks);
-                let error = sources.record_failure(error);
+                drop(targets);
+                let error = file.sources.record_failure(error);
                 fills.into_iter().for_each(|mut fill| fill.complete(None, Err(&error)));
             }
         }
@@ -457,7 +555,7 @@ impl FillJob {
             return None;
         }
         self.state = FillState::Claimed;
-        let size = buffer_size(file.virtual_file(), id.source, file.strided_size);
+        let size = buffer_size(file.virtual_file(), id.source, &file.strided);
         let buffer = blocks.take_buffer(size);
         if buffer.is_none() {
             self.run_without_buffer();

@@ -5,9 +5,10 @@
 //! tensors share a block.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
-use crate::checkpoint::Origin;
-use crate::virtual_file::{Segment, SegmentSource, VirtualFile};
+use crate::checkpoint::{Origin, Tensor};
+use crate::virtual_file::{Segment, SegmentSource, VirtualFile, interleaved_tensors, window_bytes};
 
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
 use super::block::pool::BufferSize;
@@ -50,16 +51,58 @@ impl ReadPlan {
     }
 }
 
+/// How the strided tensors of a virtual file are divided.
+pub struct StridedBlocks {
+    /// The buffers of their blocks.
+    pub size: BufferSize,
+    /// The window of each tensor, once it is known. Empty for sources on this machine.
+    windows: Box<[OnceLock<u64>]>,
+    max_window_bytes: u64,
+}
+
+impl StridedBlocks {
+    /// Divides tensors into blocks. Those in stores may need windows of several blocks.
+    pub fn new(size: BufferSize, file: &VirtualFile, max_window_bytes: Option<u64>) -> Self {
+        let count = max_window_bytes.map_or(0, |_| file.tensors().len());
+        let windows = (0..count).map(|_| OnceLock::new()).collect();
+        StridedBlocks { size, windows, max_window_bytes: max_window_bytes.unwrap_or(0) }
+    }
+
+    /// The bytes of a tensor whose blocks are to be filled together. `None` if a block alone fetches no more from a store
+    /// than its share.
+    pub fn window(&self, file: &VirtualFile, tensor: u32) -> Option<u64> {
+        let tensor = tensor as usize;
+        let block_bytes = self.size.bytes() as u64;
+        let plan = || window_bytes(&file.tensors()[tensor], block_bytes, self.max_window_bytes);
+        let window = *self.windows.get(tensor)?.get_or_init(plan);
+        (window > block_bytes).then_some(window)
+    }
+
+    /// The tensors to fill together because their bytes alternate in a source, if there is room for their blocks.
+    fn interleaved(&self, file: &VirtualFile, tensor: u32) -> Range<usize> {
+        let tensor = tensor as usize;
+        let alone = tensor..tensor + 1;
+        if self.windows.is_empty() {
+            return alone;
+        }
+        let all = interleaved_tensors(file.tensors(), tensor);
+        let block_bytes = self.size.bytes() as u64;
+        let buffer_bytes = |tensor: &Tensor| tensor.bytes.len().next_multiple_of(block_bytes);
+        let needed: u64 = file.tensors()[all.clone()].iter().map(buffer_bytes).sum();
+        if needed <= self.max_window_bytes { all } else { alone }
+    }
+}
+
 /// Plans a read; `None` if it lies in more blocks than one read may use.
 pub fn plan_read(
     file: &VirtualFile,
     range: &Range<u64>,
-    strided_size: BufferSize,
+    strided: &StridedBlocks,
 ) -> Option<ReadPlan> {
     let (mut plan, mut blocks) = (ReadPlan::default(), Vec::new());
     for segment in file.segments(range.clone()) {
         let reply_offset = (segment.range.start - range.start) as usize;
-        let Some((sizes, bytes)) = locate(file, &segment, strided_size) else {
+        let Some((sizes, bytes)) = locate(file, &segment, strided) else {
             plan.in_memory.push((reply_offset, segment.range));
             continue;
         };
@@ -85,11 +128,11 @@ pub fn plan_prefetch(
     file: &VirtualFile,
     range: Range<u64>,
     request: &Range<u64>,
-    strided_size: BufferSize,
+    strided: &StridedBlocks,
 ) -> Vec<SourceRange> {
     let mut ranges: Vec<SourceRange> = Vec::new();
     for segment in file.segments(range) {
-        let Some((sizes, bytes)) = locate(file, &segment, strided_size) else { continue };
+        let Some((sizes, bytes)) = locate(file, &segment, strided) else { continue };
         let grid = RequestGrid::aligned_with(request, segment.range.start);
         for part in sizes.split(bytes, grid, 0) {
             if let Some(last) = ranges.last_mut()
@@ -107,15 +150,34 @@ pub fn plan_prefetch(
     ranges
 }
 
-/// The size of the buffers that hold blocks of a source.
-pub fn buffer_size(
+/// The blocks that are to be filled with the one that a byte of a strided tensor lies in. They are those of its window, or
+/// of all tensors whose bytes alternate in a source.
+pub fn plan_window(
     file: &VirtualFile,
-    source: BlockSource,
-    strided_size: BufferSize,
-) -> BufferSize {
+    tensor: u32,
+    at: u64,
+    strided: &StridedBlocks,
+) -> Option<Vec<SourceRange>> {
+    let all = strided.interleaved(file, tensor);
+    if all.len() > 1 {
+        let blocks = |tensor: usize| {
+            let sizes = BlockSizes::of_tensor(file, tensor as u32, strided);
+            sizes.split(0..sizes.source_bytes, RequestGrid::SINGLE, 0).collect::<Vec<_>>()
+        };
+        return Some(all.flat_map(blocks).collect());
+    }
+    let window_bytes = strided.window(file, tensor)?;
+    let sizes = BlockSizes::of_tensor(file, tensor, strided);
+    let start = at / window_bytes * window_bytes;
+    let window = start..start.saturating_add(window_bytes).min(sizes.source_bytes);
+    Some(sizes.split(window, RequestGrid::SINGLE, 0).collect())
+}
+
+/// The size of the buffers that hold blocks of a source.
+pub fn buffer_size(file: &VirtualFile, source: BlockSource, strided: &StridedBlocks) -> BufferSize {
     match source {
         BlockSource::Tensor(index) if file.tensors()[index as usize].bytes.is_strided() => {
-            strided_size
+            strided.size
         }
         _ => BufferSize::Small,
     }
@@ -125,23 +187,23 @@ pub fn buffer_size(
 fn locate(
     file: &VirtualFile,
     segment: &Segment,
-    strided_size: BufferSize,
+    strided: &StridedBlocks,
 ) -> Option<(BlockSizes, Range<u64>)> {
-    let (source, source_bytes, offset) = match segment.bytes {
+    let (sizes, offset) = match segment.bytes {
         SegmentSource::Header(_) => return None,
         SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
-            Origin::File(file) => (BlockSource::File(origin.0), file.identity().size, offset),
-            Origin::Patched(patched) => (BlockSource::File(origin.0), patched.len(), offset),
+            Origin::File(file) => {
+                (BlockSizes::of_file(origin.0, file.identity().size), offset)
+            }
+            Origin::Patched(patched) => (BlockSizes::of_file(origin.0, patched.len()), offset),
             Origin::Memory(_) => return None,
         },
         SegmentSource::Tensor { index, offset } => {
-            let source_bytes = file.tensors()[index].bytes.len();
-            (BlockSource::Tensor(index as u32), source_bytes, offset)
+            (BlockSizes::of_tensor(file, index as u32, strided), offset)
         }
     };
-    let max_block_bytes = buffer_size(file, source, strided_size).bytes() as u64;
     let len = segment.range.end - segment.range.start;
-    Some((BlockSizes { source, source_bytes, max_block_bytes }, offset..offset + len))
+    Some((sizes, offset..offset + len))
 }
 
 /// How a source is divided into blocks.
@@ -149,9 +211,30 @@ struct BlockSizes {
     source: BlockSource,
     source_bytes: u64,
     max_block_bytes: u64,
+    /// No block leads out of a window of this length.
+    window_bytes: u64,
 }
 
 impl BlockSizes {
+    fn of_file(origin: u32, source_bytes: u64) -> BlockSizes {
+        BlockSizes {
+            source: BlockSource::File(origin),
+            source_bytes,
+            max_block_bytes: BufferSize::Small.bytes() as u64,
+            window_bytes: u64::MAX,
+        }
+    }
+
+    fn of_tensor(file: &VirtualFile, tensor: u32, strided: &StridedBlocks) -> BlockSizes {
+        let source = BlockSource::Tensor(tensor);
+        BlockSizes {
+            source,
+            source_bytes: file.tensors()[tensor as usize].bytes.len(),
+            max_block_bytes: buffer_size(file, source, strided).bytes() as u64,
+            window_bytes: strided.window(file, tensor).unwrap_or(u64::MAX),
+        }
+    }
+
     /// Splits a range so that each part lies in one block. Exact blocks hold as many whole requests as fit; others
     /// begin at multiples of their size.
     fn split(
@@ -160,19 +243,27 @@ impl BlockSizes {
         grid: RequestGrid,
         reply_offset: usize,
     ) -> impl Iterator<Item = SourceRange> {
-        let source = self.source;
+        let BlockSizes { source, source_bytes, max_block_bytes, window_bytes } = *self;
         let is_exact = matches!(source, BlockSource::File(_))
             && bytes.end - bytes.start >= EXACT_BLOCK_MIN_BYTES;
-        let (grid, bounds) = if is_exact {
-            (grid, bytes.clone())
-        } else {
-            (RequestGrid { length: 1, phase: bytes.start }, 0..self.source_bytes)
-        };
-        grid.blocks(bytes.clone(), self.max_block_bytes).map(move |block| {
-            let block_bounds = intersection(&block, &bounds);
-            let part = intersection(&bytes, &block_bounds);
-            let reply_offset = reply_offset + (part.start - bytes.start) as usize;
-            SourceRange { source, bytes: part, reply_offset, block_bounds }
+        let windows = bytes.start / window_bytes..=bytes.end.saturating_sub(1) / window_bytes;
+        windows.flat_map(move |window| {
+            let start = window * window_bytes;
+            let (grid, bounds) = if is_exact {
+                (grid, bytes.clone())
+            } else {
+                let phase = bytes.start.saturating_sub(start);
+                let end = start.saturating_add(window_bytes).min(source_bytes);
+                (RequestGrid { length: 1, phase }, start..end)
+            };
+            let offset = bytes.start;
+            let bytes = intersection(&bytes, &bounds);
+            grid.blocks(bytes.clone(), max_block_bytes).map(move |block| {
+                let block_bounds = intersection(&block, &bounds);
+                let part = intersection(&bytes, &block_bounds);
+                let reply_offset = reply_offset + (part.start - offset) as usize;
+                SourceRange { source, bytes: part, reply_offset, block_bounds }
+            })
         })
     }
 }

@@ -49,6 +49,7 @@ pub(crate) use name_index::NameIndex;
 pub use open::{open, open_by_name, open_candidate};
 pub use options::ParseOptions;
 pub use origins::OpenOrigins;
+pub(crate) use origins::{Scatter, scatters_of};
 pub use patch::{lower_patch_limit, set_patch_limit};
 pub use refusal::{RefusedEntry, TensorError};
 pub use safetensors::{HeaderError, MAX_HEADER_BYTES};

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
+#[cfg(feature = "remote")]
+use crate::source::stop_requests_with;
 use crate::source::{RequestCounters, request_counters};
-use crate::{export, verify};
+use crate::virtual_file::Progress;
 
 use super::output::is_quiet;
 use super::terminal_text::format_count;
@@ -48,6 +50,8 @@ impl StopSignal {
         }
         // With a handler, a write past the file size limit fails with an error instead of killing the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        #[cfg(feature = "remote")]
+        stop_requests_with(&stop);
         Ok(StopSignal(stop))
     }
 
@@ -91,33 +95,12 @@ impl ProgressMeter {
     }
 }
 
-impl export::ExportProgress for ProgressMeter {
-    fn on_write(&self, bytes: u64) {
-        self.bar.inc(bytes);
-    }
-
-    fn should_stop(&self) -> bool {
-        self.stop.is_set()
-    }
-}
-
-#[cfg(feature = "remote")]
-impl crate::fetch::FetchProgress for ProgressMeter {
+impl Progress for ProgressMeter {
     fn on_total(&self, bytes: u64) {
         self.bar.set_length(bytes);
     }
 
-    fn on_fetch(&self, bytes: u64) {
-        self.bar.inc(bytes);
-    }
-
-    fn should_stop(&self) -> bool {
-        self.stop.is_set()
-    }
-}
-
-impl verify::VerifyProgress for ProgressMeter {
-    fn add_bytes(&self, bytes: u64) {
+    fn on_bytes(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 

@@ -1,6 +1,6 @@
 //! The destination of bytes on a device.
 
-use crate::loader::Target;
+use crate::virtual_file::Target;
 
 /// A range of memory on the device of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

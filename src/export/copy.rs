@@ -1,16 +1,17 @@
 //! Copies a virtual file's bytes into a file: within the kernel where they lie one after the other. Or streams them.
 
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
 use crate::source::OpenFile;
-use crate::virtual_file::{Segment, SegmentSource, VirtualFileReader, for_each_chunk};
+use crate::virtual_file::{ChunkReader, Progress, Segment, SegmentSource, VirtualFileReader};
 
 use super::ordered_writer::OrderedWriter;
-use super::{AtomicFile, ExportError, ExportProgress};
+use super::{AtomicFile, ExportError};
 
 /// Bytes between two checks of whether to stop: a tenth of a second at the speed of a disk.
 const STEP_BYTES: u64 = 64 << 20;
@@ -18,13 +19,16 @@ const STEP_BYTES: u64 = 64 << 20;
 /// Bytes gathered at a time. The more are asked for, the longer the pieces of a transposed matrix.
 const BUFFER_BYTES: u64 = 8 << 20;
 
+/// Bytes of all tensors at once that are strided in a store, and so are read in larger parts.
+const MAX_WINDOW_BYTES: u64 = 512 << 20;
+
 /// Threads that read from a disk.
 const DISK_THREADS: usize = 1;
 
 pub fn copy_contents(
     reader: &VirtualFileReader,
     file: &AtomicFile,
-    progress: &dyn ExportProgress,
+    progress: &dyn Progress,
 ) -> Result<(), ExportError> {
     let virtual_file = reader.virtual_file();
     let write = |bytes: &[u8], at| {
@@ -32,9 +36,7 @@ pub fn copy_contents(
         written.map_err(|e| ExportError::io(file.path(), "write it", e))
     };
     if reader.chunk_threads(DISK_THREADS) > DISK_THREADS {
-        return read_chunks(reader, progress, |bytes, chunk| {
-            write(bytes?, chunk as u64 * BUFFER_BYTES)
-        });
+        return read_chunks(reader, progress, |bytes, _, start| write(bytes?, start));
     }
     let mut buffer = Vec::new();
     // Whether these filesystems copy within the kernel: learnt at the first attempt.
@@ -69,7 +71,7 @@ pub fn copy_contents(
                     read as u64
                 }
             };
-            progress.on_write(copied);
+            progress.on_bytes(copied);
             at += copied;
         }
     }
@@ -80,10 +82,10 @@ pub fn copy_contents(
 pub fn stream_contents(
     reader: &VirtualFileReader,
     out: &mut (dyn Write + Send),
-    progress: &dyn ExportProgress,
+    progress: &dyn Progress,
 ) -> Result<(), ExportError> {
     let writer = OrderedWriter::new(out);
-    let streamed = read_chunks(reader, progress, |bytes, chunk| writer.write(chunk, bytes));
+    let streamed = read_chunks(reader, progress, |bytes, number, _| writer.write(number, bytes));
     streamed.map_err(|error| match error {
         ExportError::Stopped => ExportError::StreamStopped,
         error => error,
@@ -92,25 +94,26 @@ pub fn stream_contents(
 }
 
 /// Reads a virtual file in chunks, several at once where its sources lie in stores. Calls `write` with the bytes of each
-/// chunk, or why it cannot be read, and its number.
+/// chunk, or why it cannot be read, its number and its start.
 fn read_chunks(
     reader: &VirtualFileReader,
-    progress: &dyn ExportProgress,
-    write: impl Fn(Result<&[u8], ExportError>, usize) -> Result<(), ExportError> + Sync,
+    progress: &dyn Progress,
+    write: impl Fn(Result<&[u8], ExportError>, usize, u64) -> Result<(), ExportError> + Sync,
 ) -> Result<(), ExportError> {
-    let size = reader.virtual_file().size();
-    let chunks = size.div_ceil(BUFFER_BYTES) as usize;
+    let chunk_reader = ChunkReader::new(BUFFER_BYTES, MAX_WINDOW_BYTES);
+    let chunks = chunk_reader.chunks(reader);
     let threads = reader.chunk_threads(DISK_THREADS);
-    let buffer = || vec![0; size.min(BUFFER_BYTES) as usize];
     let should_stop = || progress.should_stop();
-    let is_complete = for_each_chunk(chunks, threads, should_stop, buffer, |buffer, chunk| {
-        let read = reader.read_at(buffer, chunk as u64 * BUFFER_BYTES);
-        let bytes = read.map(|read| &buffer[..read]).map_err(ExportError::from);
-        let len = bytes.as_ref().map_or(0, |bytes| bytes.len());
-        write(bytes, chunk)?;
-        progress.on_write(len as u64);
-        Ok::<_, ExportError>(())
-    })?;
+    let is_complete =
+        chunk_reader.for_each(&chunks, threads, should_stop, |[buffer], number| {
+            let Range { start, end } = chunks[number];
+            let read = chunk_reader.read(reader, &(start..end), buffer, should_stop);
+            let bytes =
+                read.map_err(ExportError::from).and_then(|read| read.ok_or(ExportError::Stopped));
+            write(bytes, number, start)?;
+            progress.on_bytes(end - start);
+            Ok::<_, ExportError>(())
+        })?;
     if is_complete { Ok(()) } else { Err(ExportError::Stopped) }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::shell_word::shell_word;
 use crate::source;
-use crate::virtual_file::{self, VirtualFileReader};
+use crate::virtual_file::{self, Progress, VirtualFileReader};
 
 pub use atomic_file::AtomicFile;
 pub use suffix::{check_suffix, safetensors_name};
@@ -148,20 +148,12 @@ impl ExportError {
     }
 }
 
-/// What the writer reports, and asks, while it works.
-pub trait ExportProgress: Sync {
-    /// Called after this many more bytes.
-    fn on_write(&self, bytes: u64);
-    /// Whether to give up.
-    fn should_stop(&self) -> bool;
-}
-
 /// Writes the whole virtual file to `path`; replaces an existing file only with `replace`.
 pub fn export(
     reader: &VirtualFileReader,
     path: &Path,
     replace: bool,
-    progress: &dyn ExportProgress,
+    progress: &dyn Progress,
 ) -> Result<(), ExportError> {
     let size = reader.virtual_file().size();
     let file = AtomicFile::create(path, replace)?;
@@ -180,7 +172,7 @@ pub fn export(
 pub fn export_to(
     reader: &VirtualFileReader,
     out: &mut (dyn Write + Send),
-    progress: &dyn ExportProgress,
+    progress: &dyn Progress,
 ) -> Result<(), ExportError> {
     copy::stream_contents(reader, out, progress)?;
     Ok(reader.check_all_unchanged()?)

@@ -7,30 +7,18 @@ mod plan;
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
-use crate::loader::LoadExtent;
 use crate::source::{DiskCache, FileKind, OpenFile, RemoteOptions, SourceError, is_source_url};
-use crate::threads::{lock, parallel_map};
 use crate::view::{self, View, ViewEntry, ViewOptions};
-use crate::virtual_file::{VirtualFile, VirtualFileReader};
+use crate::virtual_file::{Progress, ReadExtent, VirtualFile, VirtualFileReader, for_each_chunk};
 
 pub use error::FetchError;
 use plan::{ByteCount, plan_extents};
 
 /// Extents that are fetched at once. The store's own limit on requests applies, too.
 const THREAD_COUNT: usize = 32;
-
-/// Receives the progress of a fetch, and may stop it.
-pub trait FetchProgress: Sync {
-    /// Called once, with the bytes of everything, when they are known.
-    fn on_total(&self, bytes: u64);
-    /// Called after so many more bytes are in the cache.
-    fn on_fetch(&self, bytes: u64);
-    /// Whether to stop.
-    fn should_stop(&self) -> bool;
-}
 
 /// The result of a fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -46,12 +34,12 @@ pub struct FetchReport {
 /// Files of a view, and the extents of their sources.
 struct FetchPlan {
     readers: Vec<VirtualFileReader>,
-    extents: Vec<LoadExtent<ByteCount>>,
+    extents: Vec<ReadExtent<ByteCount>>,
 }
 
 impl FetchPlan {
     /// Opens all that a view shows, at every depth.
-    fn new(view: &View, progress: &dyn FetchProgress) -> Result<FetchPlan, FetchError> {
+    fn new(view: &View, progress: &dyn Progress) -> Result<FetchPlan, FetchError> {
         let mut readers = Vec::new();
         view::walk(|directory| {
             if progress.should_stop() {
@@ -76,10 +64,10 @@ impl FetchPlan {
 
     /// Bytes that the cache lacks now.
     fn missing_bytes(&self) -> u64 {
-        let is_same_file = |a: &LoadExtent<_>, b: &LoadExtent<_>| {
+        let is_same_file = |a: &ReadExtent<_>, b: &ReadExtent<_>| {
             (a.checkpoint, a.origin) == (b.checkpoint, b.origin)
         };
-        let missing = |extents: &[LoadExtent<ByteCount>]| {
+        let missing = |extents: &[ReadExtent<ByteCount>]| {
             let ranges: Vec<Range<u64>> =
                 extents.iter().map(|extent| extent.range.clone()).collect();
             self.file(extents.first()?).map(|file| file.uncached_bytes(&ranges))
@@ -87,38 +75,28 @@ impl FetchPlan {
         self.extents.chunk_by(is_same_file).filter_map(missing).sum()
     }
 
-    fn file(&self, extent: &LoadExtent<ByteCount>) -> Option<&Arc<OpenFile>> {
+    fn file(&self, extent: &ReadExtent<ByteCount>) -> Option<&Arc<OpenFile>> {
         self.readers[extent.checkpoint].file(extent.origin)
     }
 
     /// Fetches the extents, up to the first error. Returns the number of bytes that the cache already had.
-    fn execute(&self, progress: &dyn FetchProgress) -> Result<u64, FetchError> {
+    fn execute(&self, progress: &dyn Progress) -> Result<u64, FetchError> {
         let cached = AtomicU64::new(0);
-        let failed: Mutex<Option<SourceError>> = Mutex::default();
-        parallel_map(&self.extents, THREAD_COUNT, |extent| {
-            let Some(file) = self.file(extent) else { return };
-            if progress.should_stop() || lock(&failed).is_some() {
-                return;
-            }
-            match file.keep_on_disk(extent.range.clone()) {
-                Ok(bytes) => {
-                    cached.fetch_add(bytes, Relaxed);
-                    progress.on_fetch(extent_len(extent));
+        let should_stop = || progress.should_stop();
+        let is_complete =
+            for_each_chunk(self.extents.len(), THREAD_COUNT, should_stop, |(), number| {
+                let extent = &self.extents[number];
+                if let Some(file) = self.file(extent) {
+                    cached.fetch_add(file.keep_on_disk(extent.range.clone())?, Relaxed);
+                    progress.on_bytes(extent_len(extent));
                 }
-                Err(error) => drop(lock(&failed).get_or_insert(error)),
-            }
-        });
-        if let Some(error) = lock(&failed).take() {
-            return Err(error.into());
-        }
-        if progress.should_stop() {
-            return Err(FetchError::Stopped);
-        }
-        Ok(cached.into_inner())
+                Ok::<_, SourceError>(())
+            })?;
+        if is_complete { Ok(cached.into_inner()) } else { Err(FetchError::Stopped) }
     }
 }
 
-fn extent_len(extent: &LoadExtent<ByteCount>) -> u64 {
+fn extent_len(extent: &ReadExtent<ByteCount>) -> u64 {
     extent.range.end - extent.range.start
 }
 
@@ -126,7 +104,7 @@ fn extent_len(extent: &LoadExtent<ByteCount>) -> u64 {
 pub fn fetch(
     path: &Path,
     options: ViewOptions,
-    progress: &dyn FetchProgress,
+    progress: &dyn Progress,
 ) -> Result<FetchReport, FetchError> {
     if !is_source_url(path) {
         return Err(FetchError::NotRemote { path: path.to_path_buf() });

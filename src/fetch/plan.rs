@@ -1,8 +1,9 @@
 //! The ranges of sources that a fetch needs: those that a load of everything reads.
 
 use crate::checkpoint::{ByteRun, TensorBytes};
-use crate::loader::{LoadExtent, LoadJob, PlanItem, SplitPolicy, Target, plan_jobs};
-use crate::virtual_file::{SegmentSource, VirtualFileReader};
+use crate::virtual_file::{
+    PlanItem, ReadExtent, ReadJob, SegmentSource, SplitPolicy, Target, VirtualFileReader, plan_jobs,
+};
 
 /// A number of bytes without memory: a fetch only keeps them on disk.
 #[derive(Debug)]
@@ -19,20 +20,20 @@ impl Target for ByteCount {
 }
 
 /// Plans the extents of the files of some readers, in their order. An extent's checkpoint is the index of its reader.
-pub fn plan_extents(readers: &[VirtualFileReader]) -> Vec<LoadExtent<ByteCount>> {
+pub fn plan_extents(readers: &[VirtualFileReader]) -> Vec<ReadExtent<ByteCount>> {
     let numbered = readers.iter().enumerate();
     let runs: Vec<(usize, TensorBytes)> =
         numbered.flat_map(|(n, reader)| list_runs(reader).map(move |run| (n, run))).collect();
     let items = runs.iter().map(|(checkpoint, bytes)| {
         let target = ByteCount(bytes.len());
-        PlanItem { checkpoint: *checkpoint, bytes, target }
+        PlanItem { checkpoint: *checkpoint, bytes, offset: 0, target }
     });
     let extent = |job| match job {
-        LoadJob::Extent(extent) => Some(extent),
+        ReadJob::Extent(extent) => Some(extent),
         // Every item is a run.
-        LoadJob::Strided { .. } => None,
+        ReadJob::Strided { .. } => None,
     };
-    plan_jobs(items.collect(), SplitPolicy::REMOTE).into_iter().filter_map(extent).collect()
+    plan_jobs(items.collect(), |_| SplitPolicy::REMOTE).into_iter().filter_map(extent).collect()
 }
 
 /// Lists the runs of source files that a virtual file shows. A strided tensor counts as the run from its first byte to

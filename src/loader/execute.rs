@@ -16,9 +16,9 @@ use crate::source::{
     DIRECT_ALIGNMENT_BYTES, FileReader, ReadAt, ReadMode, SourceError, WholeFileGuard,
 };
 use crate::threads::{lock, try_spawn};
+use crate::virtual_file::{ReadExtent, ReadJob, Target};
 
 use super::error::LoadError;
-use super::plan::{LoadExtent, LoadJob, Target};
 use super::sink::{Sink, copy_out, in_place_targets};
 
 /// An extent of at most so many bytes is read through the page cache: asking what is cached would cost as much.
@@ -49,7 +49,7 @@ pub struct LoadReport {
     pub remote: u64,
     /// Bytes of stores that were in the cache on disk.
     pub disk_cached: u64,
-    /// Bytes that are strided, byte-swapped or changed by deltas.
+    /// Bytes that are strided or byte-swapped in files of this machine, or changed by deltas.
     pub gathered: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
@@ -70,6 +70,14 @@ pub struct ByteTally {
     pub disk_cached: AtomicU64,
     pub gathered: AtomicU64,
     pub memory: AtomicU64,
+}
+
+impl ByteTally {
+    /// Adds bytes of a store, of which the cache on disk had some.
+    fn add_remote(&self, bytes: u64, disk_cached: u64) {
+        self.disk_cached.fetch_add(disk_cached, Ordering::Relaxed);
+        self.remote.fetch_add(bytes - disk_cached.min(bytes), Ordering::Relaxed);
+    }
 }
 
 impl LoadReport {
@@ -192,7 +200,7 @@ pub struct LoadContext<'a, S> {
 /// unspecified.
 pub fn execute<T: Target + Send, S: Sink<T>>(
     sources: &[LoadSource<'_>],
-    jobs: VecDeque<LoadJob<'_, T>>,
+    jobs: VecDeque<ReadJob<'_, T>>,
     context: &LoadContext<'_, S>,
 ) -> Result<(), LoadError> {
     let LoadContext { concurrency, sink, stop } = context;
@@ -254,13 +262,14 @@ impl<S> SourceReader<'_, S> {
         }
     }
 
-    fn run_job<T: Target>(&self, job: LoadJob<'_, T>) -> Result<(), LoadError>
+    fn run_job<T: Target>(&self, job: ReadJob<'_, T>) -> Result<(), LoadError>
     where
         S: Sink<T>,
     {
         let LoadSource { sources, tally, .. } = self.source;
         match job {
-            LoadJob::Strided { bytes, offset, target, .. } => {
+            ReadJob::Extent(extent) if !extent.strided.is_empty() => self.read_strided(extent),
+            ReadJob::Strided { bytes, offset, target, .. } => {
                 let len = target.len();
                 tally.gathered.fetch_add(len, Ordering::Relaxed);
                 self.fill(0..len, &mut [(0, target)], |buffer, _| {
@@ -268,7 +277,7 @@ impl<S> SourceReader<'_, S> {
                 })?;
                 Ok(sources.check_tensor_unchanged(bytes)?)
             }
-            LoadJob::Extent(extent) => match self.source.file(extent.origin) {
+            ReadJob::Extent(extent) => match self.source.file(extent.origin) {
                 None if sources.is_patched(extent.origin) => self.read_patched(extent),
                 None => self.copy_from_memory(extent),
                 Some(file) => self.read_extent(file, extent),
@@ -276,7 +285,37 @@ impl<S> SourceReader<'_, S> {
         }
     }
 
-    fn copy_from_memory<T: Target>(&self, mut extent: LoadExtent<T>) -> Result<(), LoadError>
+    /// Reads an extent that has bytes for many places of a tensor.
+    fn read_strided<T: Target>(&self, extent: ReadExtent<T>) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let ReadExtent { origin, range, mut targets, strided, .. } = extent;
+        let LoadSource { path, sources, tally, .. } = self.source;
+        let len = range.end - range.start;
+        self.sink.stage(path, range.start, &mut targets, |buffer| {
+            let buffer = &mut buffer[..len as usize];
+            let from_store = match self.source.file(origin) {
+                Some(file) => file.read_remote(&mut [(range.start, buffer)])?,
+                None => None,
+            };
+            match from_store {
+                Some(disk_cached) => tally.add_remote(len, disk_cached),
+                None => {
+                    sources.origin(origin).read_exact_at(buffer, range.start)?;
+                    sources.check_unchanged(origin)?;
+                    tally.gathered.fetch_add(len, Ordering::Relaxed);
+                }
+            }
+            for part in strided {
+                part.copy_from(buffer, range.start, S::host_memory);
+            }
+            Ok(Some(()))
+        })?;
+        Ok(())
+    }
+
+    fn copy_from_memory<T: Target>(&self, mut extent: ReadExtent<T>) -> Result<(), LoadError>
     where
         S: Sink<T>,
     {
@@ -324,19 +363,18 @@ impl<S> SourceReader<'_, S> {
     fn read_extent<T: Target>(
         &self,
         file: &FileReader,
-        extent: LoadExtent<T>,
+        extent: ReadExtent<T>,
     ) -> Result<(), LoadError>
     where
         S: Sink<T>,
     {
-        let LoadExtent { origin, range, mut targets, .. } = extent;
+        let ReadExtent { origin, range, mut targets, .. } = extent;
         let tally = &self.source.tally;
         let len = range.end - range.start;
         if let Some(mut targets) = in_place_targets::<T, S>(&mut targets)
             && let Some(disk_cached) = file.read_remote(&mut targets)?
         {
-            tally.disk_cached.fetch_add(disk_cached, Ordering::Relaxed);
-            tally.remote.fetch_add(len - disk_cached.min(len), Ordering::Relaxed);
+            tally.add_remote(len, disk_cached);
             return Ok(());
         }
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;

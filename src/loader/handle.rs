@@ -14,12 +14,13 @@ use std::time::Instant;
 
 use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor};
 use crate::source::FileReader;
-use crate::virtual_file::{VirtualFile, VirtualFileReader};
+use crate::virtual_file::{
+    PlanItem, SplitPolicy, Target, VirtualFile, VirtualFileReader, plan_jobs,
+};
 
 use super::error::LoadError;
 use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
 use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
-use super::plan::{PlanItem, SplitPolicy, Target, plan_jobs};
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
 
@@ -367,14 +368,13 @@ pub fn load_with_sink<'a, T: Target + Send>(
         });
         bytes += needed;
         checkpoints[number].1 += 1;
-        items.push(PlanItem { checkpoint: number, bytes: &tensor.bytes, target });
+        items.push(PlanItem { checkpoint: number, bytes: &tensor.bytes, offset: 0, target });
     }
     let Some((first, _)) = checkpoints.first() else { return Ok(LoadReport::default()) };
     let context = LoadContext { concurrency: first.concurrency.with_threads(threads), sink, stop };
     let sources: Vec<LoadSource<'_>> =
         checkpoints.iter().map(|(checkpoint, _)| checkpoint.load_source()).collect();
-    let is_remote = checkpoints.iter().all(|(checkpoint, _)| checkpoint.is_remote());
-    let policy = split_policy(is_remote, sink);
+    let policy = |number: usize| split_policy(checkpoints[number].0.is_remote(), sink);
     execute(&sources, plan_jobs(items, policy), &context)?;
     let seconds = started.elapsed().as_secs_f64();
     let mut report = LoadReport { bytes, seconds, ..LoadReport::default() };
@@ -384,7 +384,7 @@ pub fn load_with_sink<'a, T: Target + Send>(
     Ok(report)
 }
 
-/// Where extents end, of sources that all lie in stores or on filesystems.
+/// Where extents of a checkpoint end.
 fn split_policy<T, S: Sink<T>>(is_remote: bool, _sink: &S) -> SplitPolicy {
     if is_remote && S::IS_HOST_MEMORY { SplitPolicy::REMOTE } else { SplitPolicy::LOCAL }
 }

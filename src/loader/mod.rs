@@ -5,8 +5,8 @@
 //! [`load_many`] loads those of several. A file of a mount is read at its source and not through the mount, if
 //! the source can be seen and is the same.
 //!
-//! A path is resolved and opened (`open`). A load is planned (`plan`) and executed (`execute`), and its bytes go to a
-//! `sink`.
+//! A path is resolved and opened (`open`). A load is planned (`virtual_file::plan_jobs`) and executed (`execute`), and
+//! its bytes go to a `sink`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +27,6 @@ mod execute;
 mod handle;
 mod memory;
 mod open;
-mod plan;
 mod sink;
 mod stream;
 
@@ -38,9 +37,5 @@ pub(crate) use handle::load_with_sink;
 pub use handle::{LoadRequest, OpenCheckpoint, Route, load_many, load_many_owned};
 pub use memory::{MapRefusal, MappedTensor, TensorBuffer};
 pub use open::{LoadOptions, open};
-#[cfg(any(feature = "cuda", feature = "remote"))]
-pub(crate) use plan::Target;
-#[cfg(feature = "remote")]
-pub(crate) use plan::{LoadExtent, LoadJob, PlanItem, SplitPolicy, plan_jobs};
 #[cfg(feature = "cuda")]
 pub(crate) use sink::{BUFFER_BYTES, Sink};

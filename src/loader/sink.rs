@@ -11,9 +11,9 @@ use memmap2::MmapMut;
 use crate::huge_pages;
 use crate::source::{OpenFile, SourceError};
 use crate::threads::lock;
+use crate::virtual_file::MAX_EXTENT_BYTES;
 
 use super::error::LoadError;
-use super::plan::MAX_EXTENT_BYTES;
 
 /// Bytes of a staging buffer: an extent. What is read around an extent for alignment does not lead out of it.
 pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use crate::checkpoint::ParseOptions;
-use crate::fetch::{FetchProgress, FetchReport, fetch as fetch_url};
+use crate::fetch::{FetchReport, fetch as fetch_url};
 use crate::view::ViewOptions;
+use crate::virtual_file::Progress;
 
 use super::checkpoint::PyLoadOptions;
 use super::error::fetch_exception;
@@ -42,13 +43,13 @@ impl CallbackProgress {
     }
 }
 
-impl FetchProgress for CallbackProgress {
+impl Progress for CallbackProgress {
     fn on_total(&self, bytes: u64) {
         self.total.store(bytes, Relaxed);
         self.call();
     }
 
-    fn on_fetch(&self, bytes: u64) {
+    fn on_bytes(&self, bytes: u64) {
         self.done.fetch_add(bytes, Relaxed);
         self.call();
     }

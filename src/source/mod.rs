@@ -49,6 +49,8 @@ pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
+#[cfg(all(feature = "remote", feature = "cli"))]
+pub use remote::stop_requests_with;
 #[cfg(feature = "remote")]
 pub use remote::{
     AccessStep, CONNECTIONS_RANGE, PERCENT_RANGE, RemoteError, RemoteOptions, RemoteOverrides,

@@ -3,14 +3,18 @@
 //! Tensors are compared one by one, whatever the formats and the order of the two.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Mutex;
 
 use crate::checkpoint::Tensor;
 use crate::threads::lock;
-use crate::virtual_file::{VirtualFileError, VirtualFileReader, for_each_chunk};
+use crate::virtual_file::{ChunkReader, Progress, VirtualFileError, VirtualFileReader};
 
 /// Bytes read at a time by each thread.
 const CHUNK_BYTES: u64 = 4 << 20;
+
+/// Bytes of all tensors at once that are strided in a store, and so are read in larger parts.
+const MAX_WINDOW_BYTES: u64 = 512 << 20;
 
 /// Threads that read from a disk: enough to keep a disk busy from one process, and few enough for two cores.
 const DISK_THREADS: usize = 4;
@@ -62,75 +66,68 @@ impl Difference {
     }
 }
 
-/// Receives the progress of a verification, and may stop it.
-pub trait VerifyProgress: Sync {
-    /// Called when so many more bytes are read.
-    fn add_bytes(&self, bytes: u64);
-    /// Whether to stop.
-    fn should_stop(&self) -> bool;
-}
-
 /// Reads every byte. Returns whether it got to the end without being stopped.
 pub fn read_all(
     reader: &VirtualFileReader,
-    progress: &dyn VerifyProgress,
+    progress: &dyn Progress,
 ) -> Result<bool, VirtualFileError> {
-    let size = reader.virtual_file().size();
-    let chunks = size.div_ceil(CHUNK_BYTES) as usize;
+    let chunk_reader = ChunkReader::new(CHUNK_BYTES, MAX_WINDOW_BYTES);
+    let chunks = chunk_reader.chunks(reader);
     let threads = reader.chunk_threads(DISK_THREADS);
-    let buffer = || vec![0; CHUNK_BYTES.min(size) as usize];
-    for_each_chunk(
-        chunks,
-        threads,
-        || progress.should_stop(),
-        buffer,
-        |buffer, chunk| {
-            let read = reader.read_at(buffer, chunk as u64 * CHUNK_BYTES)?;
-            progress.add_bytes(read as u64);
-            Ok(())
-        },
-    )
+    let should_stop = || progress.should_stop();
+    chunk_reader.for_each(&chunks, threads, should_stop, |[buffer], chunk| {
+        let read = chunk_reader.read(reader, &chunks[chunk], buffer, should_stop)?;
+        progress.on_bytes(read.map_or(0, |bytes| bytes.len() as u64));
+        Ok(())
+    })
 }
 
 /// Compares by name, type, shape and bytes. The differences are in the order of the names; `None` if stopped.
 pub fn compare(
     first: &VirtualFileReader,
     second: &VirtualFileReader,
-    progress: &dyn VerifyProgress,
+    progress: &dyn Progress,
 ) -> Result<Option<Vec<Difference>>, VirtualFileError> {
     let (first_file, second_file) = (first.virtual_file(), second.virtual_file());
     let (mut differences, pairs) = pair_tensors(first_file.tensors(), second_file.tensors());
+    let chunk_reader = ChunkReader::new(CHUNK_BYTES, MAX_WINDOW_BYTES / 2);
     // Large tensors are compared in chunks, so that one of them does not leave the readers idle.
-    let chunks: Vec<(usize, usize, u64)> = pairs
-        .iter()
-        .flat_map(|&(index, other)| {
-            let len = first_file.tensors()[index].bytes.len();
-            (0..len).step_by(CHUNK_BYTES as usize).map(move |start| (index, other, start))
-        })
-        .collect();
+    let (mut compared, mut chunks) = (Vec::new(), Vec::new());
+    for (index, other) in pairs {
+        let len = first_file.tensors()[index].bytes.len();
+        let windows = [(first, index), (second, other)];
+        let window = windows.map(|(reader, tensor)| chunk_reader.window_bytes(reader, tensor));
+        let chunk_bytes = window.into_iter().max().unwrap_or(CHUNK_BYTES);
+        for start in (0..len).step_by(chunk_bytes as usize) {
+            compared.push((index, other));
+            chunks.push(start..(start + chunk_bytes).min(len));
+        }
+    }
     // The first bit that differs, by tensor. Elements of less than a byte begin at its low bits.
     let differing: Mutex<HashMap<usize, u64>> = Mutex::default();
-    let buffers = || (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
     let threads = [first, second].map(|reader| reader.chunk_threads(DISK_THREADS));
     let threads = threads.into_iter().max().unwrap_or(1);
     let should_stop = || progress.should_stop();
-    let is_complete =
-        for_each_chunk(chunks.len(), threads, should_stop, buffers, |(a, b), chunk| {
-            let (index, other, start) = chunks[chunk];
-            let (range, other) = (first_file.tensor_range(index), second_file.tensor_range(other));
-            let len = (range.end - range.start - start).min(CHUNK_BYTES) as usize;
-            first.read_at(&mut a[..len], range.start + start)?;
-            second.read_at(&mut b[..len], other.start + start)?;
-            progress.add_bytes(len as u64);
-            if a[..len] != b[..len] {
-                let mut differing_bits = a.iter().zip(b.iter()).map(|(a, b)| a ^ b).enumerate();
-                let (byte, bits) = differing_bits.find(|(_, bits)| *bits != 0).unwrap_or_default();
-                let bit = (start + byte as u64) * 8 + u64::from(bits.trailing_zeros());
-                let mut differing = lock(&differing);
-                differing.entry(index).and_modify(|first| *first = bit.min(*first)).or_insert(bit);
-            }
-            Ok::<_, VirtualFileError>(())
-        })?;
+    let is_complete = chunk_reader.for_each(&chunks, threads, should_stop, |[a, b], chunk| {
+        let (index, other) = compared[chunk];
+        let Range { start, end } = chunks[chunk];
+        let read = |reader: &VirtualFileReader, tensor, buffer| {
+            let at = reader.virtual_file().tensor_range(tensor).start;
+            chunk_reader.read(reader, &(at + start..at + end), buffer, should_stop)
+        };
+        let (Some(a), Some(b)) = (read(first, index, a)?, read(second, other, b)?) else {
+            return Ok(());
+        };
+        progress.on_bytes(end - start);
+        if a != b {
+            let mut differing_bits = a.iter().zip(b.iter()).map(|(a, b)| a ^ b).enumerate();
+            let (byte, bits) = differing_bits.find(|(_, bits)| *bits != 0).unwrap_or_default();
+            let bit = (start + byte as u64) * 8 + u64::from(bits.trailing_zeros());
+            let mut differing = lock(&differing);
+            differing.entry(index).and_modify(|first| *first = bit.min(*first)).or_insert(bit);
+        }
+        Ok::<_, VirtualFileError>(())
+    })?;
     if !is_complete {
         return Ok(None);
     }

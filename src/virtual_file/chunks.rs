@@ -1,54 +1,199 @@
 //! Work on the bytes of virtual files in chunks, on several threads.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::checkpoint::OriginId;
-use crate::threads::{join, try_spawn};
+use crate::threads::{join, lock, try_spawn};
 
+use super::error::VirtualFileError;
 use super::file::VirtualFileReader;
 
 /// Threads that read from stores at once, each with a buffer. The store's own limit on requests applies, too.
 const MAX_STORE_THREADS: usize = 32;
 
+/// Minimum requests at once for a chunk that is larger than others.
+const MIN_WINDOW_THREADS: u64 = 8;
+
+/// Receives the progress of long work, and may stop it.
+pub trait Progress: Sync {
+    /// Called once, with the bytes of everything, if they are not known before.
+    fn on_total(&self, _bytes: u64) {}
+    /// Called after so many more bytes.
+    fn on_bytes(&self, bytes: u64);
+    /// Whether to stop.
+    fn should_stop(&self) -> bool;
+}
+
+/// Works on `chunks` in order on some threads, each with a buffer of its own. Ends when all are done (true), one fails,
+/// or the caller stops it (false).
+pub fn for_each_chunk<B: Default, E: Send>(
+    chunks: usize,
+    threads: usize,
+    should_stop: impl Fn() -> bool + Sync,
+    work: impl Fn(&mut B, usize) -> Result<(), E> + Sync,
+) -> Result<bool, E> {
+    for_each_admitted(chunks, threads, should_stop, |_| (), work)
+}
+
+/// The same. `admit` is called for each chunk in order, and may wait until others are done. What it returns is dropped
+/// when the chunk is done.
+fn for_each_admitted<B: Default, P, E: Send>(
+    chunks: usize,
+    threads: usize,
+    should_stop: impl Fn() -> bool + Sync,
+    admit: impl Fn(usize) -> P + Sync,
+    work: impl Fn(&mut B, usize) -> Result<(), E> + Sync,
+) -> Result<bool, E> {
+    let next = Mutex::new(0);
+    let has_failed = AtomicBool::new(false);
+    let run = || {
+        let mut buffer = B::default();
+        while !has_failed.load(Ordering::Relaxed) && !should_stop() {
+            let mut next = lock(&next);
+            let chunk = *next;
+            if chunk >= chunks {
+                return Ok(true);
+            }
+            *next += 1;
+            let _permit = admit(chunk);
+            drop(next);
+            work(&mut buffer, chunk).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?;
+        }
+        Ok(false)
+    };
+    let results = std::thread::scope(|scope| {
+        let others: Vec<_> =
+            (1..threads.min(chunks)).map_while(|_| try_spawn(scope, run)).collect();
+        let mut results = vec![run()];
+        results.extend(others.into_iter().map(join));
+        results
+    });
+    match results.into_iter().collect::<Result<Vec<bool>, E>>() {
+        // Each that returned true saw the end of the work.
+        Ok(ended) => Ok(ended.into_iter().all(|is_complete| is_complete)),
+        // Reads fail once they are stopped.
+        Err(_) if should_stop() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes that chunks take at once beyond their threads' buffers.
+struct ByteBudget {
+    limit: u64,
+    held: Mutex<u64>,
+    released: Condvar,
+}
+
+/// Bytes of a budget, until it is dropped.
+struct BudgetPermit<'a>(&'a ByteBudget, u64);
+
+impl ByteBudget {
+    /// Waits until so many bytes are free, or nothing else is held.
+    fn acquire(&self, bytes: u64) -> BudgetPermit<'_> {
+        let is_full = |held: &mut u64| *held > 0 && *held + bytes > self.limit;
+        let held = self.released.wait_while(lock(&self.held), is_full);
+        *held.unwrap_or_else(PoisonError::into_inner) += bytes;
+        BudgetPermit(self, bytes)
+    }
+}
+
+impl Drop for BudgetPermit<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.held) -= self.1;
+        self.0.released.notify_all();
+    }
+}
+
+/// Reads chunks of virtual files into the buffers of threads.
+pub struct ChunkReader {
+    /// Bytes of a chunk, and of a thread's buffer.
+    chunk_bytes: u64,
+    /// Bytes of larger chunks at once: windows of tensors that are strided in a store.
+    windows: ByteBudget,
+}
+
+impl ChunkReader {
+    pub fn new(chunk_bytes: u64, window_bytes: u64) -> ChunkReader {
+        let (held, released) = Default::default();
+        ChunkReader { chunk_bytes, windows: ByteBudget { limit: window_bytes, held, released } }
+    }
+
+    /// The chunks of a whole virtual file.
+    pub fn chunks(&self, reader: &VirtualFileReader) -> Vec<Range<u64>> {
+        reader.chunks(self.chunk_bytes, self.windows.limit)
+    }
+
+    /// The bytes of a tensor that are best read as one chunk.
+    pub fn window_bytes(&self, reader: &VirtualFileReader, tensor: usize) -> u64 {
+        reader.tensor_window(tensor, self.chunk_bytes, self.windows.limit)
+    }
+
+    /// Reads a chunk; `None` if it was stopped before its end.
+    pub fn read<'b>(
+        &self,
+        reader: &VirtualFileReader,
+        range: &Range<u64>,
+        buffer: &'b mut Vec<u8>,
+        should_stop: impl Fn() -> bool + Sync,
+    ) -> Result<Option<&'b [u8]>, VirtualFileError> {
+        let bytes = range.end - range.start;
+        let len = bytes as usize;
+        if buffer.len() < len {
+            let out_of_memory = |_| reader.out_of_memory(bytes);
+            buffer.try_reserve_exact(len - buffer.len()).map_err(out_of_memory)?;
+            buffer.resize(len, 0);
+        }
+        let buffer = &mut buffer[..len];
+        if bytes <= self.chunk_bytes {
+            reader.read_at(buffer, range.start)?;
+            return Ok(Some(buffer));
+        }
+        let share = MAX_STORE_THREADS as u64 * bytes / self.windows.limit;
+        let threads = share.clamp(MIN_WINDOW_THREADS, MAX_STORE_THREADS as u64);
+        let is_complete = reader.read_from_stores(
+            &mut [(range.start, &mut *buffer)],
+            threads as usize,
+            |len| vec![0; len],
+            should_stop,
+        )?;
+        Ok(is_complete.then_some(buffer))
+    }
+
+    /// Works on chunks in order, each of so many bytes, on some threads. See [`for_each_chunk`]. Threads keep no buffer
+    /// of a window.
+    pub fn for_each<const N: usize, E: Send>(
+        &self,
+        chunks: &[Range<u64>],
+        threads: usize,
+        should_stop: impl Fn() -> bool + Sync,
+        work: impl Fn(&mut [Vec<u8>; N], usize) -> Result<(), E> + Sync,
+    ) -> Result<bool, E>
+    where
+        [Vec<u8>; N]: Default,
+    {
+        let window = |chunk: usize| {
+            let bytes = chunks[chunk].end - chunks[chunk].start;
+            (bytes > self.chunk_bytes).then_some(bytes * N as u64)
+        };
+        let admit = |chunk: usize| window(chunk).map(|bytes| self.windows.acquire(bytes));
+        for_each_admitted(chunks.len(), threads, should_stop, admit, |buffers, chunk| {
+            let done = work(buffers, chunk);
+            if window(chunk).is_some() {
+                *buffers = Default::default();
+            }
+            done
+        })
+    }
+}
+
 impl VirtualFileReader {
     /// The number of chunks to read at once: `local` of them, or more if the sources lie in stores.
-    pub fn chunk_threads(&self, local: usize) -> usize {
+    pub(crate) fn chunk_threads(&self, local: usize) -> usize {
         let origins = self.virtual_file().origins().len();
         let preferred =
             (0..origins as u32).find_map(|n| self.file(OriginId(n))?.preferred_requests());
         preferred.map_or(local, |preferred| preferred.max_count.clamp(1, MAX_STORE_THREADS))
     }
-}
-
-/// Works on `chunks` in order on some threads, each with a buffer of its own. Ends when all are done (true), one fails,
-/// or the caller stops it (false).
-pub fn for_each_chunk<B, E: Send>(
-    chunks: usize,
-    threads: usize,
-    should_stop: impl Fn() -> bool + Sync,
-    buffer: impl Fn() -> B + Sync,
-    work: impl Fn(&mut B, usize) -> Result<(), E> + Sync,
-) -> Result<bool, E> {
-    let next = AtomicUsize::new(0);
-    let has_failed = AtomicBool::new(false);
-    let run = || {
-        let mut buffer = buffer();
-        while !has_failed.load(Ordering::Relaxed) && !should_stop() {
-            let chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return Ok(true);
-            }
-            work(&mut buffer, chunk).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?;
-        }
-        Ok(false)
-    };
-    std::thread::scope(|scope| {
-        let others: Vec<_> =
-            (1..threads.min(chunks)).map_while(|_| try_spawn(scope, run)).collect();
-        let mut results = vec![run()];
-        results.extend(others.into_iter().map(join));
-        // Each that returned true saw the end of the work; an error of any is the result.
-        let ended = results.into_iter().collect::<Result<Vec<bool>, E>>()?;
-        Ok(ended.into_iter().all(|is_complete| is_complete))
-    })
 }

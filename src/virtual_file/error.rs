@@ -24,6 +24,9 @@ pub enum VirtualFileError {
     /// The tensors together are larger than a file can be.
     #[error("{path}: as one file it would be larger than a file can be")]
     TooLarge { path: PathBuf },
+    /// The system has too little memory for a buffer.
+    #[error("{path}: there is no memory for a buffer of {bytes} bytes")]
+    OutOfMemory { path: PathBuf, bytes: u64 },
 }
 
 impl VirtualFileError {
@@ -45,9 +48,9 @@ impl VirtualFileError {
         match self {
             VirtualFileError::Source(error) => error.path(),
             VirtualFileError::Refused(error) => error.path(),
-            VirtualFileError::HeaderTooLong { path, .. } | VirtualFileError::TooLarge { path } => {
-                path
-            }
+            VirtualFileError::HeaderTooLong { path, .. }
+            | VirtualFileError::TooLarge { path }
+            | VirtualFileError::OutOfMemory { path, .. } => path,
         }
     }
 
@@ -59,6 +62,9 @@ impl VirtualFileError {
             VirtualFileError::HeaderTooLong { .. } | VirtualFileError::TooLarge { .. } => {
                 "split the checkpoint".into()
             }
+            VirtualFileError::OutOfMemory { .. } => {
+                "end other programs, or raise the limit on memory (ulimit -v)".into()
+            }
         }
     }
 
@@ -66,6 +72,7 @@ impl VirtualFileError {
     pub fn is_refusal(&self) -> bool {
         match self {
             VirtualFileError::Source(error) => error.is_refusal(),
+            VirtualFileError::OutOfMemory { .. } => false,
             _ => true,
         }
     }

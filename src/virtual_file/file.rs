@@ -1,18 +1,21 @@
 //! A virtual file: as a value, and held open to be read from its sources.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{
-    Checkpoint, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions, Tensor,
+    ByteRun, Checkpoint, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions, Tensor,
+    TensorBytes,
 };
 use crate::source::{OpenFile, SourceFile};
 
 use super::digest::Digest;
 use super::error::VirtualFileError;
 use super::layout::{FileLayout, HeaderBound, Segment, SegmentSource, encode_header, sort_key};
-use super::run_reads::RunReads;
+use super::read_plan::PlanItem;
+use super::store_reads::{interleaved_tensors, read_items, window_bytes};
 
 /// Maximum bytes of data: what a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
@@ -227,6 +230,8 @@ impl VirtualFile {
 pub struct VirtualFileReader {
     virtual_file: Arc<VirtualFile>,
     origins: OpenOrigins,
+    /// Whether its sources lie in stores.
+    is_remote: bool,
 }
 
 impl VirtualFileReader {
@@ -241,7 +246,8 @@ impl VirtualFileReader {
         open_file: Option<OpenFile>,
     ) -> Result<VirtualFileReader, VirtualFileError> {
         let origins = OpenOrigins::open(virtual_file.origins(), open_file)?;
-        Ok(VirtualFileReader { virtual_file: Arc::clone(virtual_file), origins })
+        let is_remote = origins.files().any(|file| file.descriptor().is_none());
+        Ok(VirtualFileReader { virtual_file: Arc::clone(virtual_file), origins, is_remote })
     }
 
     /// The virtual file.
@@ -267,8 +273,15 @@ impl VirtualFileReader {
         if offset >= end {
             return Ok(0);
         }
-        let mut rest = &mut buf[..(end - offset) as usize];
-        let mut runs = RunReads::new(&self.origins);
+        let buf = &mut buf[..(end - offset) as usize];
+        if self.is_remote {
+            let len = buf.len();
+            self.read_from_stores(&mut [(offset, buf)], 1, |len| vec![0; len], || false)?;
+            return Ok(len);
+        }
+        let mut rest = buf;
+        // Each source is checked once, after the last read from it.
+        let mut unchecked = None;
         for segment in self.virtual_file.segments(offset..end) {
             let len = segment.range.end - segment.range.start;
             let (out, after) = rest.split_at_mut(len as usize);
@@ -278,7 +291,14 @@ impl VirtualFileReader {
                     let from = from as usize;
                     out.copy_from_slice(&self.virtual_file.header()[from..from + out.len()]);
                 }
-                SegmentSource::Run { origin, offset } => runs.read(origin, offset, out)?,
+                SegmentSource::Run { origin, offset } => {
+                    if let Some(before) = unchecked.replace(origin)
+                        && before != origin
+                    {
+                        self.origins.check_unchanged(before)?;
+                    }
+                    self.origins.origin(origin).read_exact_at(out, offset)?;
+                }
                 SegmentSource::Tensor { index, offset } => {
                     let bytes = &self.virtual_file.tensors()[index].bytes;
                     self.origins.read(bytes, offset, out)?;
@@ -286,8 +306,108 @@ impl VirtualFileReader {
                 }
             }
         }
-        runs.end_origin()?;
+        if let Some(last) = unchecked {
+            self.origins.check_unchanged(last)?;
+        }
         Ok((end - offset) as usize)
+    }
+
+    /// Whether the sources lie in stores.
+    pub fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+
+    /// Fills each target with bytes from its offset on, which are all in the file, by at most `threads` requests at once.
+    /// `new_scratch` gives each request memory of so many bytes, if it needs some. Returns false if it was stopped before.
+    /// For sources in stores.
+    pub(crate) fn read_from_stores<S: DerefMut<Target = [u8]> + Send>(
+        &self,
+        targets: &mut [(u64, &mut [u8])],
+        threads: usize,
+        new_scratch: impl Fn(usize) -> S + Sync,
+        should_stop: impl Fn() -> bool + Sync,
+    ) -> Result<bool, VirtualFileError> {
+        let mut parts = Vec::new();
+        for (start, target) in targets {
+            let end = *start + target.len() as u64;
+            let mut rest = &mut **target;
+            for Segment { range, bytes } in self.virtual_file.segments(*start..end) {
+                let len = range.end - range.start;
+                let (out, after) = rest.split_at_mut(len as usize);
+                rest = after;
+                let (bytes, offset) = match bytes {
+                    SegmentSource::Header(from) => {
+                        let from = from as usize;
+                        out.copy_from_slice(&self.virtual_file.header()[from..from + out.len()]);
+                        continue;
+                    }
+                    SegmentSource::Run { origin, offset } => {
+                        (Cow::Owned(TensorBytes::Run(ByteRun { origin, offset, len })), 0)
+                    }
+                    SegmentSource::Tensor { index, offset } => {
+                        (Cow::Borrowed(&self.virtual_file.tensors()[index].bytes), offset)
+                    }
+                };
+                parts.push((bytes, offset, out));
+            }
+        }
+        let items = parts.iter_mut().map(|(bytes, offset, target)| PlanItem {
+            checkpoint: 0,
+            bytes,
+            offset: *offset,
+            target: &mut **target,
+        });
+        Ok(read_items(&self.origins, items.collect(), threads, new_scratch, should_stop)?)
+    }
+
+    /// The ranges in which to read the whole file. They have `chunk_bytes`. A tensor that is strided in a store may
+    /// need windows of up to `window_bytes`, as may tensors whose bytes alternate there.
+    pub(crate) fn chunks(&self, chunk_bytes: u64, window_bytes: u64) -> Vec<Range<u64>> {
+        let mut chunks = Vec::new();
+        let size = self.virtual_file.size();
+        let mut cut = |range: Range<u64>, bytes: u64| {
+            let starts = range.clone().step_by(bytes as usize);
+            chunks.extend(starts.map(|start| start..(start + bytes).min(range.end)));
+        };
+        let mut at = 0;
+        if self.is_remote {
+            for Segment { range, bytes } in self.virtual_file.segments(0..size) {
+                let SegmentSource::Tensor { index, .. } = bytes else { continue };
+                if range.start < at {
+                    continue;
+                }
+                let shared = interleaved_tensors(self.virtual_file.tensors(), index);
+                let all = range.start..self.virtual_file.tensor_range(shared.end - 1).end;
+                if shared.len() > 1 && all.end - all.start <= window_bytes {
+                    cut(at..all.start, chunk_bytes);
+                    at = all.end;
+                    cut(all, window_bytes);
+                    continue;
+                }
+                let bytes = self.tensor_window(index, chunk_bytes, window_bytes);
+                if bytes > chunk_bytes {
+                    cut(at..range.start, chunk_bytes);
+                    at = range.end;
+                    cut(range, bytes);
+                }
+            }
+        }
+        cut(at..size, chunk_bytes);
+        chunks
+    }
+
+    /// The error of a buffer that cannot be allocated.
+    pub(super) fn out_of_memory(&self, bytes: u64) -> VirtualFileError {
+        let path = self.virtual_file.source_files.first().map(|file| file.path());
+        VirtualFileError::OutOfMemory { path: path.unwrap_or_default(), bytes }
+    }
+
+    /// The bytes of a tensor that are best read together, of at least `min_bytes` and at most `max_bytes`.
+    pub(crate) fn tensor_window(&self, index: usize, min_bytes: u64, max_bytes: u64) -> u64 {
+        match self.is_remote {
+            true => window_bytes(&self.virtual_file.tensors()[index], min_bytes, max_bytes),
+            false => min_bytes,
+        }
     }
 
     /// Fails if anything about any source changed since it was parsed, even if the bytes stayed the same. For opens,

@@ -11,10 +11,19 @@ mod digest;
 mod error;
 mod file;
 mod layout;
-mod run_reads;
+mod read_plan;
+mod store_reads;
 
+pub(crate) use chunks::ChunkReader;
+pub use chunks::Progress;
+#[cfg(feature = "remote")]
 pub(crate) use chunks::for_each_chunk;
 pub use digest::Digest;
 pub use error::VirtualFileError;
 pub use file::{VirtualFile, VirtualFileReader};
 pub use layout::{DATA_ALIGNMENT_BYTES, Segment, SegmentSource};
+pub(crate) use read_plan::{
+    MAX_EXTENT_BYTES, PlanItem, ReadExtent, ReadJob, SplitPolicy, Target, plan_jobs,
+};
+#[cfg(feature = "mount")]
+pub(crate) use store_reads::{interleaved_tensors, window_bytes};

@@ -153,6 +153,17 @@ impl BlockTable {
         new
     }
 
+    /// The blocks of some ranges that are not ready and that no job fills. Makes those that are missing.
+    pub fn reserve_unclaimed(&self, file_id: u64, ranges: &[SourceRange]) -> Vec<BlockId> {
+        let mut state = self.lock();
+        let new = state.extents.insert_missing(file_id, ranges);
+        state.pending.extend(new.into_iter().map(|id| (id, PendingBlock::default())));
+        let blocks = ranges.iter().flat_map(|range| state.extents.overlapping(file_id, range));
+        let is_unclaimed =
+            |id: &BlockId| state.pending.get(id).is_some_and(|pending| !pending.is_claimed);
+        blocks.filter(is_unclaimed).collect()
+    }
+
     /// Whether any block that holds bytes of these ranges is pending.
     pub fn is_any_pending(&self, file_id: u64, ranges: &[SourceRange]) -> bool {
         let state = self.lock();

@@ -4,7 +4,7 @@
 //! is the answer to every later read. Pages that reads through the page cache bring in are evicted: blocks hold the
 //! same bytes.
 
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -202,21 +202,42 @@ impl FileSources {
         match id.source {
             BlockSource::File(_) => Ok(self.read_run(id.source, &id.range(), out)?),
             BlockSource::Tensor(_) => {
-                let len = (id.end - id.start) as usize;
-                self.read_part(id.source, id.start, &mut out[..len])?;
-                Ok(0..len)
+                let place = block_range(id);
+                self.read_part(id.source, id.start, &mut out[place.clone()])?;
+                Ok(place)
             }
         }
     }
 
+    /// Reads blocks of one strided tensor in a store, by at most `requests` at once. Each gets its [`block_range`].
+    pub fn read_window<S: DerefMut<Target = [u8]> + Send>(
+        &self,
+        blocks: &mut [(BlockId, Buffer)],
+        requests: usize,
+        new_scratch: impl Fn(usize) -> S + Sync,
+    ) -> Result<(), CacheError> {
+        let start_of = |id: &BlockId| match id.source {
+            BlockSource::Tensor(index) => self.virtual_file().tensor_range(index as usize).start,
+            BlockSource::File(_) => 0,
+        };
+        let mut targets: Vec<_> = blocks
+            .iter_mut()
+            .map(|(id, buffer)| (start_of(id) + id.start, &mut buffer[block_range(*id)]))
+            .collect();
+        let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
+        self.reader.read_from_stores(&mut targets, requests, new_scratch, || false)?;
+        self.counters.buffered_bytes.fetch_add(len as u64, Relaxed);
+        Ok(())
+    }
+
     /// Reads adjacent blocks of a source file, with one request if it lies in a store. Each gets its
-    /// [`buffer_range`].
+    /// [`block_range`].
     pub fn read_adjacent(&self, blocks: &mut [(BlockId, Buffer)]) -> Result<(), CacheError> {
         let Some(&(first, _)) = blocks.first() else { return Ok(()) };
         let source = self.source(first.source);
         let mut targets: Vec<_> = blocks
             .iter_mut()
-            .map(|(id, buffer)| (id.start, &mut buffer[buffer_range(&id.range())]))
+            .map(|(id, buffer)| (id.start, &mut buffer[block_range(*id)]))
             .collect();
         let len: usize = targets.iter().map(|(_, target)| target.len()).sum();
         let is_read = match &source.file {
@@ -480,8 +501,16 @@ impl OriginReader {
     }
 }
 
+/// The range of an aligned buffer that a block fills.
+pub fn block_range(id: BlockId) -> Range<usize> {
+    match id.source {
+        BlockSource::File(_) => buffer_range(&id.range()),
+        BlockSource::Tensor(_) => 0..(id.end - id.start) as usize,
+    }
+}
+
 /// The range of an aligned buffer that a range of a source fills. Both have the same offset in a page.
-pub fn buffer_range(range: &Range<u64>) -> Range<usize> {
+fn buffer_range(range: &Range<u64>) -> Range<usize> {
     let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
     before..before + (range.end - range.start) as usize
 }

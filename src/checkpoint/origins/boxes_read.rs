@@ -78,17 +78,17 @@ fn read_values(
 }
 
 /// The intersection of a tensor's box with a requested box.
-struct Intersection<'a> {
+pub struct Intersection<'a> {
     /// The steps of each axis in the box of the tensor.
-    in_part: Vec<AxisSlice>,
+    pub in_part: Vec<AxisSlice>,
     /// The first step of each axis in the requested box.
-    in_request: Shape,
+    pub in_request: Shape,
     /// The number of steps of each axis of the requested box.
-    request_counts: &'a [u64],
+    pub request_counts: &'a [u64],
 }
 
 impl<'a> Intersection<'a> {
-    fn find(part: &TensorBox, start: &[u64], counts: &'a [u64]) -> Option<Intersection<'a>> {
+    pub fn find(part: &TensorBox, start: &[u64], counts: &'a [u64]) -> Option<Intersection<'a>> {
         let mut in_part = Vec::new();
         let mut in_request = Shape::new();
         for ((first, size), (&start, &count)) in part.axes().zip(start.iter().zip(counts)) {
@@ -157,6 +157,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::scatter::read_by_scatters;
     use super::*;
     use crate::checkpoint::tensor::join_boxes;
     use crate::checkpoint::{Axis, ByteRun, Dtype, OpenOrigins, Origin, OriginId, Tensor};
@@ -259,6 +260,12 @@ mod tests {
             let mut got = vec![0; end - start];
             sources.read(&tensor.bytes, start as u64, &mut got).unwrap();
             prop_assert_eq!(&got, &whole[start..end]);
+            let item = u64::from(tensor.dtype.bits() / 8);
+            let range = start as u64..end as u64;
+            let parts = read_by_scatters(&sources, &tensor.bytes, range.clone(), 7, item);
+            let cuts_values = range.start % item != 0 || range.end % item != 0;
+            prop_assert!(parts.is_some() || cuts_values);
+            prop_assert!(parts.is_none_or(|parts| parts == got));
             // The parts are the same bytes.
             let mut reached = 0;
             for part in tensor.bytes.parts() {

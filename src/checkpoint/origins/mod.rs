@@ -3,8 +3,10 @@
 mod boxes_read;
 mod open_origins;
 mod patched_read;
+mod scatter;
 mod strided_read;
 mod swapped_read;
 mod whole_units;
 
 pub use open_origins::OpenOrigins;
+pub(crate) use scatter::{Scatter, scatters_of};

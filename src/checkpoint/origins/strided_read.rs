@@ -15,10 +15,10 @@ const MAX_READ_AMPLIFICATION: u64 = 8;
 
 /// An axis of a box: the number of steps, and the stride in the source and in memory.
 #[derive(Clone, Copy, Debug)]
-struct BoxAxis {
-    count: u64,
-    source: u64,
-    memory: u64,
+pub struct BoxAxis {
+    pub count: u64,
+    pub source: u64,
+    pub memory: u64,
 }
 
 /// Fills `out` with the tensor's bytes from `offset` on.
@@ -46,7 +46,7 @@ pub fn read_strided(
     let mut first = at / run;
     let mut todo = body;
     while !todo.is_empty() {
-        let (base, axes, pieces) = next_box(grid, first, todo.len() as u64 / run);
+        let (base, axes, pieces) = next_grid_box(grid, first, todo.len() as u64 / run);
         let (part, after) = todo.split_at_mut((pieces * run) as usize);
         read_box(source, base, axes, run, part, &mut scratch, max_bytes)?;
         first += pieces;
@@ -60,7 +60,7 @@ pub fn read_strided(
 }
 
 /// The source byte where a piece starts, by its number.
-fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
+pub fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
     let mut at = grid.base;
     for axis in grid.axes.iter().rev() {
         at += number % axis.count * axis.stride;
@@ -71,7 +71,7 @@ fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
 
 /// The largest box of at most `max_pieces` that starts at a piece. Returns the source byte of its first piece, its axes
 /// outermost first, and its number of pieces.
-fn next_box(grid: &Grid, first: u64, max_pieces: u64) -> (u64, Vec<BoxAxis>, u64) {
+pub fn next_grid_box(grid: &Grid, first: u64, max_pieces: u64) -> (u64, Vec<BoxAxis>, u64) {
     let mut axes = Vec::with_capacity(grid.axes.len());
     // Pieces in one step of the current axis; `first` is a multiple of it.
     let mut pieces = 1;
@@ -151,7 +151,7 @@ fn read_near(
     if !is_direct {
         scratch.resize(span as usize, 0);
     }
-    visit_steps(far, base, memory, &mut |from, to| {
+    try_visit_steps(far, base, memory, &mut |from, to| {
         let to = to as usize;
         if is_direct {
             return source.read_exact_at(&mut out[to..to + run as usize], from);
@@ -163,7 +163,7 @@ fn read_near(
 }
 
 /// Calls `visit` with the source and memory offsets of every combination of the axes' steps.
-fn visit_steps(
+fn try_visit_steps(
     axes: &[BoxAxis],
     source: u64,
     memory: u64,
@@ -173,13 +173,23 @@ fn visit_steps(
         return visit(source, memory);
     };
     for step in 0..axis.count {
-        visit_steps(inner, source + step * axis.source, memory + step * axis.memory, visit)?;
+        try_visit_steps(inner, source + step * axis.source, memory + step * axis.memory, visit)?;
     }
     Ok(())
 }
 
+/// The same, of a `visit` that cannot fail.
+pub fn visit_steps(axes: &[BoxAxis], source: u64, memory: u64, visit: &mut dyn FnMut(u64, u64)) {
+    let mut visit_all = |source, memory| {
+        visit(source, memory);
+        Ok(())
+    };
+    let result = try_visit_steps(axes, source, memory, &mut visit_all);
+    debug_assert!(result.is_ok());
+}
+
 /// Copies the pieces of a read to their places in memory.
-fn scatter(axes: &[BoxAxis], run: u64, from: &[u8], to: &mut [u8]) {
+pub fn scatter(axes: &[BoxAxis], run: u64, from: &[u8], to: &mut [u8]) {
     // A constant size makes the copy of the innermost loop a load and a store.
     match run {
         1 => scatter_by(axes, from, to, &|f, t| t[0] = f[0]),
@@ -207,14 +217,12 @@ fn fill_repeats(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8])
     // Each axis copies what the axes before it filled.
     let mut filled = axes.to_vec();
     for &axis in repeats {
-        let result = visit_steps(&filled, 0, 0, &mut |_, at| {
+        visit_steps(&filled, 0, 0, &mut |_, at| {
             let at = at as usize;
             for step in 1..axis.count {
                 out.copy_within(at..at + run as usize, at + (step * axis.memory) as usize);
             }
-            Ok(())
         });
-        debug_assert!(result.is_ok());
         filled.push(axis);
     }
 }
@@ -223,9 +231,10 @@ fn fill_repeats(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8])
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::scatter::read_by_scatters;
     use super::super::swapped_read::read_swapped;
     use super::*;
-    use crate::checkpoint::{Axis, OriginId};
+    use crate::checkpoint::{Axis, OpenOrigins, Origin, OriginId, TensorBytes};
 
     /// Byte by byte, from the definition.
     fn by_definition(source: &[u8], grid: &Grid) -> Vec<u8> {
@@ -255,7 +264,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_part_of_any_grid_matches_its_definition(
-            grid in any_grid(), start in 0.0..1.0f64, len in 0.0..1.0f64, unit in prop::sample::select(vec![1u64, 2, 4, 8])
+            grid in any_grid(), start in 0.0..1.0f64, len in 0.0..1.0f64, unit in prop::sample::select(vec![1u64, 2, 4, 8]),
+            (part, gap) in (1u64..100, 0u64..50),
         ) {
             let source: Vec<u8> = (0..grid.base + grid.span()).map(|n| (n * 31 % 251) as u8).collect();
             let mut whole = by_definition(&source, &grid);
@@ -264,6 +274,11 @@ mod tests {
             let mut got = vec![0; end - start];
             read_strided(&source, &grid, start as u64, &mut got).unwrap();
             prop_assert_eq!(&got, &whole[start..end]);
+
+            let origins = OpenOrigins::open(&[Origin::Memory(source.clone().into())], None).unwrap();
+            let bytes = TensorBytes::Grid(Box::new(grid.clone()));
+            let got_parts = read_by_scatters(&origins, &bytes, start as u64..end as u64, part, gap);
+            prop_assert_eq!(&got_parts.unwrap(), &got);
 
             if grid.piece_bytes % unit == 0 {
                 whole.chunks_exact_mut(unit as usize).for_each(<[u8]>::reverse);

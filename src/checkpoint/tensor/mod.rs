@@ -21,8 +21,8 @@ pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};
 pub use patched::{
     ChecksumFormat, DeltaEncoding, PatchDamage, PatchId, PatchLayer, PatchedBytes, TensorChecksum,
 };
-pub(super) use slice::slice_by_items;
 pub use slice::{AxisSlice, SliceError};
+pub(super) use slice::{slice_by_items, strides_of_items};
 pub use tiling::{TilingError, boxes_of_values, join_boxes, next_box};
 
 /// A shape. The shape of nearly every weight takes no memory of its own.

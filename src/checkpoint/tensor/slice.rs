@@ -170,7 +170,8 @@ fn slice_strided(
     slices: &[AxisSlice],
     item_bytes: u64,
 ) -> Result<TensorBytes, SliceError> {
-    let (origin, base, strides) = strides(bytes, sizes, item_bytes).ok_or(SliceError::SubByte)?;
+    let (origin, base, strides) =
+        strides_of_items(bytes, sizes, item_bytes).ok_or(SliceError::SubByte)?;
     let axes = || slices.iter().zip(&strides);
     let base = axes().fold(base, |at, (slice, stride)| at + slice.start * stride);
     let axes = axes()
@@ -181,7 +182,7 @@ fn slice_strided(
 
 /// Origin, first byte, and the stride of each axis in bytes. A [`TensorBytes`] merges axes that step through
 /// adjacent bytes; this divides them again.
-fn strides(
+pub fn strides_of_items(
     bytes: &TensorBytes,
     sizes: &[u64],
     item_bytes: u64,

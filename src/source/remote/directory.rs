@@ -174,8 +174,7 @@ impl RemoteDirectory {
                 }
             }
         };
-        let answer = block_on(attempts)
-            .map_err(|e| error(StoreFailure::Permanent(RemoteError::Runtime(e))))?;
+        let answer = block_on(attempts).map_err(|failed| error(StoreFailure::Permanent(failed)))?;
         answer.map_err(error)
     }
 

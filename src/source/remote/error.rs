@@ -140,6 +140,9 @@ pub enum RemoteError {
     /// The threads for sockets cannot be started.
     #[error("cannot start the network: {0}")]
     Runtime(std::io::Error),
+    /// A signal asked the command to stop.
+    #[error("a signal stopped it")]
+    Stopped,
 }
 
 fn detail(message: &str) -> String {
@@ -217,6 +220,7 @@ impl RemoteError {
             RemoteError::Other { .. } => {
                 "check the URL, and the region or the endpoint of the store"
             }
+            RemoteError::Stopped => "run it again",
             RemoteError::Runtime(_) => {
                 "raise the limits on threads and open files (ulimit -u, ulimit -n)"
             }

@@ -79,7 +79,7 @@ impl RemoteFile {
         read: impl Future<Output = Result<T, StoreFailure>>,
     ) -> Result<T, SourceError> {
         block_on(read)
-            .unwrap_or_else(|error| Err(StoreFailure::Permanent(RemoteError::Runtime(error))))
+            .unwrap_or_else(|error| Err(StoreFailure::Permanent(error)))
             .map_err(|failure| self.error(failure))
     }
 

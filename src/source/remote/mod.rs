@@ -41,3 +41,5 @@ pub use options::RemoteOptions;
 pub use overrides::{
     CONNECTIONS_RANGE, PERCENT_RANGE, RemoteOverrides, SECONDS_RANGE, set_remote_options,
 };
+#[cfg(feature = "cli")]
+pub use runtime::stop_requests_with;

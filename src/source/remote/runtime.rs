@@ -2,11 +2,15 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
 use crate::threads::lock_holding_forks;
+
+use super::error::RemoteError;
 
 /// Threads for sockets and encryption. Bytes are copied to their place by the reader's own thread.
 const THREAD_COUNT: usize = 2;
@@ -35,7 +39,31 @@ fn runtime() -> io::Result<Arc<Runtime>> {
     Ok(runtime)
 }
 
-/// Runs a future on the calling thread, which must not be a thread of the runtime.
-pub fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
-    Ok(runtime()?.block_on(future))
+/// Tells when all requests of this process are to end.
+static STOP_FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// The time between two looks at the flag.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Has every read and every listing of a store fail once the flag is set: a command that was stopped waits for no
+/// server. The first flag counts.
+pub fn stop_requests_with(flag: &Arc<AtomicBool>) {
+    STOP_FLAG.get_or_init(|| Arc::clone(flag));
+}
+
+/// Runs a future on the calling thread, which must not be a thread of the runtime, until it ends or requests are to end.
+pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, RemoteError> {
+    let runtime = runtime().map_err(RemoteError::Runtime)?;
+    let Some(flag) = STOP_FLAG.get() else { return Ok(runtime.block_on(future)) };
+    let is_set = async {
+        while !flag.load(Relaxed) {
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            value = future => Ok(value),
+            () = is_set => Err(RemoteError::Stopped),
+        }
+    })
 }

@@ -128,5 +128,5 @@ fn check_store(url: &SourceUrl, steps: &mut Steps) -> Result<(), AccessStep> {
         steps.push(AccessStep::works("credentials", origin));
         object::check_objects(&store, url, &address, steps).await
     });
-    runs.map_err(|error| AccessStep::error("network", &RemoteError::Runtime(error)))?
+    runs.map_err(|error| AccessStep::error("network", &error))?
 }
