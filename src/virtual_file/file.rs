@@ -378,15 +378,17 @@ impl VirtualFileReader {
                 }
                 let shared = interleaved_tensors(self.virtual_file.tensors(), index);
                 let all = range.start..self.virtual_file.tensor_range(shared.end - 1).end;
-                if shared.len() > 1 && all.end - all.start <= window_bytes {
-                    cut(at..all.start, chunk_bytes);
-                    at = all.end;
-                    cut(all, window_bytes);
-                    continue;
-                }
-                let bytes = self.tensor_window(index, chunk_bytes, window_bytes);
-                if bytes > chunk_bytes {
+                let (range, bytes) = if shared.len() > 1 && all.end - all.start <= window_bytes {
+                    (all, window_bytes)
+                } else {
+                    (range, self.tensor_window(index, chunk_bytes, window_bytes))
+                };
+                let is_cut = (range.start - at) / chunk_bytes != (range.end - 1 - at) / chunk_bytes;
+                if is_cut {
                     cut(at..range.start, chunk_bytes);
+                    at = range.start;
+                }
+                if range.end - range.start > chunk_bytes {
                     at = range.end;
                     cut(range, bytes);
                 }

@@ -1,8 +1,8 @@
 //! Reads of virtual files whose sources lie in stores.
 //!
-//! A range is read by few requests, and each byte is fetched once: runs that lie close together share a request, and
-//! strided tensors are read in the order of their sources. A range of a strided tensor may need much more of its source
-//! than its share, as some rows of a transposed matrix need nearly all. Such tensors are read by larger ranges, windows.
+//! A range is read by few requests, and each byte is fetched once. Runs that lie close together share a request, and
+//! strided tensors are read in the order of their sources. Some rows of a transposed matrix need nearly all of its source.
+//! Such tensors are read by larger ranges, windows.
 
 use std::collections::VecDeque;
 use std::ops::{DerefMut, Range};
@@ -80,8 +80,8 @@ fn run_job<S: DerefMut<Target = [u8]>>(
     origins.check_unchanged(origin)
 }
 
-/// The bytes of a tensor that are best read together, if they are to be at least `min_bytes` and at most `max_bytes`: as
-/// many whole steps of an axis as need little more of the sources than their share.
+/// The bytes of a tensor that are best read together, of at least `min_bytes` and at most `max_bytes`. They are as many
+/// whole steps of an axis as need little more of the sources than their share.
 pub fn window_bytes(tensor: &Tensor, min_bytes: u64, max_bytes: u64) -> u64 {
     let len = tensor.bytes.len();
     let Some(total) = fetched_bytes(&tensor.bytes, len).filter(|_| len > min_bytes) else {
@@ -112,8 +112,8 @@ pub fn window_bytes(tensor: &Tensor, min_bytes: u64, max_bytes: u64) -> u64 {
     max_bytes / step * step
 }
 
-/// The tensors from the first to the last whose places in a source lie among those of a tensor, such as all columns of a
-/// matrix. If they are too many, the tensor alone.
+/// The tensors around one whose bytes alternate with its own in a source, such as all columns of a matrix. If they are too
+/// many, the tensor alone.
 pub fn interleaved_tensors(tensors: &[Tensor], index: usize) -> Range<usize> {
     let share = |two: &[Tensor]| {
         let [a, b] = [&two[0].bytes, &two[1].bytes].map(|bytes| {

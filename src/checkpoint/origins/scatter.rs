@@ -1,7 +1,7 @@
 //! Where the bytes of a source belong in a strided tensor: the places of a gather, seen from the source.
 //!
-//! A gather reads a source once for each range of the tensor. Who pays for each request, as of a store, reads the source
-//! in its own order instead, in parts of any length, and copies each part to all its places. Each byte is then read once.
+//! A gather reads a source once for each range of the tensor. Where each request costs, as in a store, the source is read
+//! in its own order instead, in parts of any length. Each part is copied to all its places, and each byte is read once.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::boxes_read::Intersection;
 use super::strided_read::{BoxAxis, next_grid_box, piece_offset, scatter, visit_steps};
 
 /// Maximum ranges of one scatter that are listed apart. If there were more, what lies between some of them is read too.
-const MAX_RANGES: u64 = 1 << 16;
+const MAX_RANGE_COUNT: u64 = 1 << 16;
 
 /// Pieces of one length: where each lies in an origin, and where it belongs in a target.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Scatter {
         let mut span = self.piece_bytes;
         let count = |far: &[BoxAxis]| far.iter().fold(1u64, |n, axis| n.saturating_mul(axis.count));
         while let Some((axis, outer)) = far.split_last()
-            && (axis.source <= span + max_gap_bytes || count(far) > MAX_RANGES)
+            && (axis.source <= span + max_gap_bytes || count(far) > MAX_RANGE_COUNT)
         {
             span += (axis.count - 1) * axis.source;
             far = outer;

@@ -83,7 +83,8 @@ def test_a_command_fetches_strided_tensors_once(ckptfs, store, strided, tmp_path
     else:
         against = ["--against", folder] if program == "compare" else []
         assert ckptfs("verify", url, *against).code == DONE
-    check_fetched_once(store, folder)
+    # Tensors are compared one by one, so that columns of one matrix are fetched with their neighbors.
+    check_fetched_once(store, folder, most=1.5 if program == "compare" else 1.1)
     if out.exists():
         check_same(load_plain(out), torch.load(folder / "pytorch_model.bin"))
 
@@ -106,8 +107,8 @@ def test_a_tensor_larger_than_the_memory_is_fetched_a_few_times(mounts, store, s
     store.fault()
     expected = torch.load(folder / "pytorch_model.bin")
     check_same(load_plain(mount / "model.safetensors"), expected)
-    # The matrix takes two windows.
-    check_fetched_once(store, folder, most=2.5)
+    # Before, more than a hundred times.
+    check_fetched_once(store, folder, most=3)
 
 
 def test_a_checkpoint_cut_by_columns_is_fetched_once(ckptfs, mounts, store, tmp_path):
