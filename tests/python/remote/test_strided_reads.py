@@ -47,7 +47,7 @@ def check_fetched_once(store, folder, most=1.1):
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     stats = store.stats
     assert stats["bytes"] <= most * size, (stats, size)
-    assert stats["requests"] <= 16 + most * size / (2 * MIB), (stats, size)
+    assert stats["requests"] <= 32 + most * size / (2 * MIB), (stats, size)
 
 
 @pytest.mark.parametrize("memory", [None, 16 * MIB])
