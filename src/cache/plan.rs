@@ -192,9 +192,7 @@ fn locate(
     let (sizes, offset) = match segment.bytes {
         SegmentSource::Header(_) => return None,
         SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
-            Origin::File(file) => {
-                (BlockSizes::of_file(origin.0, file.identity().size), offset)
-            }
+            Origin::File(file) => (BlockSizes::of_file(origin.0, file.identity().size), offset),
             Origin::Patched(patched) => (BlockSizes::of_file(origin.0, patched.len()), offset),
             Origin::Memory(_) => return None,
         },

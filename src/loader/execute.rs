@@ -325,7 +325,7 @@ impl<S> SourceReader<'_, S> {
         self.fill(extent.range, &mut extent.targets, |buffer, at| origin.read_exact_at(buffer, at))
     }
 
-    fn read_patched<T: Target>(&self, mut extent: LoadExtent<T>) -> Result<(), LoadError>
+    fn read_patched<T: Target>(&self, mut extent: ReadExtent<T>) -> Result<(), LoadError>
     where
         S: Sink<T>,
     {
