@@ -92,7 +92,7 @@ def test_the_record_of_reasons_is_bounded(file, monkeypatch, caplog):
         words = "".join(chr(ord("a") + int(digit)) for digit in str(number[0]))
         raise RuntimeError(f"{words} " * 10_000)
 
-    monkeypatch.setattr(ckptfs.torch, "load_file", fails)
+    monkeypatch.setattr(ckptfs.load.torch, "load_file", fails)
     monkeypatch.setattr("logging.raiseExceptions", False)
     before = originals()
     with ckptfs.installed():

@@ -78,7 +78,7 @@ def test_a_call_that_ours_fails_goes_to_the_original_once(file, monkeypatch, cap
         called.append(given)
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(ckptfs.torch, "load_file", fails)
+    monkeypatch.setattr(ckptfs.load.torch, "load_file", fails)
     before = originals()
     with ckptfs.installed():
         check_same(safetensors.torch.load_file(path), tensors)
