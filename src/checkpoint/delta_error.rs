@@ -12,18 +12,18 @@ use super::conversions::folder_of;
 #[derive(Debug, thiserror::Error)]
 pub enum DeltaError {
     /// An index that no trainer writes.
-    #[error("it is not the index of a delta as trainers write it: {what}")]
+    #[error("it is not a valid index of a delta: {what}")]
     Index { what: String },
     /// An encoding, compression or checksum that is not read.
     #[error("it is a delta with {name} `{value}`, which is not read")]
     Unknown { name: &'static str, value: String },
-    /// An index of another name: trainers write one.
+    /// An index of another name than trainers give it.
     #[error("it is the index of a delta, and is not called model.safetensors.index.json")]
     IndexName,
     /// A folder of another name than that of the version.
     #[error("it is the index of version {version}, and its folder is not called {folder}")]
     FolderName { version: u64, folder: String },
-    /// A delta on another version than that before it.
+    /// A delta on another version than the one before it.
     #[error(
         "version {version} is a delta on version {base_version}, and not on the version before it"
     )]
@@ -34,29 +34,29 @@ pub enum DeltaError {
     /// The first delta, without the model that the training began with.
     #[error("version 1 is a delta on the model that the training began with, which is not known")]
     MissingBase { folder: PathBuf },
-    /// More deltas one after the other than are applied.
-    #[error("more than {limit} deltas lie between it and a full version")]
+    /// A longer chain than is read.
+    #[error("it is more than {limit} deltas away from a full version")]
     TooLong { limit: usize },
-    /// More changed tensors in all deltas together than are applied.
-    #[error("the deltas between it and a full version change more than {limit} tensors together")]
+    /// More changed tensors in all deltas of a chain together than are read.
+    #[error("the deltas since its last full version change more than {limit} tensors together")]
     TooManyLayers { limit: usize },
-    /// A file that an applier of trainers would read, and the index does not name.
+    /// A file that trainers' engines would read, and that the index does not name.
     #[error("{name} lies beside it, and the index does not name it")]
     UnnamedFile { name: String },
     /// A tensor that the index puts into another file, or nowhere.
     #[error("tensor `{tensor}` is in {shard}, which the index does not say")]
     Misplaced { tensor: String, shard: String },
-    /// A file of a delta that is not as trainers write it.
-    #[error("{shard} is not as trainers write the file of a delta: {what}")]
+    /// A file that trainers do not write.
+    #[error("{shard} is not a valid file of a delta: {what}")]
     Shard { shard: String, what: &'static str },
-    /// A changed tensor without a checksum of its kind.
+    /// A changed tensor without a checksum of the kind that the index states.
     #[error("tensor `{tensor}`: {shard} has no valid checksum of it")]
     Checksum { tensor: String, shard: String },
     /// A changed tensor that is not in the base.
     #[error("it changes tensor `{tensor}`, which {} does not have", .base.display())]
     UnknownTensor { tensor: String, base: PathBuf },
     /// The files of a delta without their index.
-    #[error("its files hold compressed changes of a delta, whose index is not there")]
+    #[error("its files hold the changes of a delta, whose index is missing")]
     MissingIndex,
 }
 
@@ -67,7 +67,12 @@ impl DeltaError {
             DeltaError::Unknown { name, .. } => {
                 format!("have the trainer write another {name}, or a full version").into()
             }
-            DeltaError::IndexName => "have it called model.safetensors.index.json".into(),
+            DeltaError::IndexName => format!(
+                "rename it: mv {} {}",
+                shell_word(path),
+                shell_word(&path.with_file_name("model.safetensors.index.json"))
+            )
+            .into(),
             DeltaError::FolderName { folder, .. } => {
                 let now = folder_of(path);
                 let parent = now.parent().unwrap_or(Path::new(""));
@@ -87,12 +92,7 @@ impl DeltaError {
             )
             .into(),
             DeltaError::TooLong { .. } | DeltaError::TooManyLayers { .. } => {
-                let out = Path::new("FOLDER").join(folder_of(path).file_name().unwrap_or_default());
-                format!(
-                    "write a version in between as a full one, such as by ckptfs export {{earlier version}} {}/model.safetensors",
-                    out.display()
-                )
-                .into()
+                "replace the folder of an earlier version by a full one, which ckptfs export EARLIER_VERSION NEW_FOLDER/model.safetensors writes".into()
             }
             DeltaError::UnnamedFile { name } => {
                 format!("move {} out of the folder", shell_word(&path.with_file_name(name))).into()
@@ -101,11 +101,10 @@ impl DeltaError {
                 "have the trainer write each delta on the version before it".into()
             }
             DeltaError::UnknownTensor { .. } => {
-                "give the base that the trainer began with, or have it write a full version".into()
+                "give the model that training began with, or have the trainer write a full version".into()
             }
             DeltaError::MissingIndex => {
-                "wait until the trainer has written the version, which it ends with the index"
-                    .into()
+                "wait until the trainer has written the version: the index comes last".into()
             }
             DeltaError::Index { .. }
             | DeltaError::Misplaced { .. }

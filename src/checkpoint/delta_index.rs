@@ -1,4 +1,4 @@
-//! Parses what the index of a delta says of it: the version, the version before, and the encodings.
+//! Parses the metadata in the index of a delta: its version, the version before, and its encodings.
 //!
 //! In: the bytes of any index. Out: [`DeltaMetadata`], or nothing if it is the index of a whole checkpoint.
 
@@ -13,7 +13,7 @@ use super::tensor::{ChecksumFormat, DeltaEncoding};
 /// The name of the index of every version.
 pub const VERSION_INDEX_NAME: &str = "model.safetensors.index.json";
 
-/// The longest number of a version: more digits than any has.
+/// Maximum digits of a version's number. No trainer writes as many.
 const MAX_VERSION_DIGITS: usize = 12;
 
 /// What the index of a delta says of it.
@@ -25,9 +25,9 @@ pub struct DeltaMetadata {
     pub checksum: ChecksumFormat,
 }
 
-/// Parses the metadata of an index; `None` if it does not say how changes are encoded, as that of every delta does.
+/// Parses the metadata of an index; `None` without `delta_encoding`, which every delta has.
 pub fn parse_delta_metadata(json: &[u8]) -> Result<Option<DeltaMetadata>, DeltaError> {
-    // What is no index is for the parser of indexes to refuse.
+    // The parser of indexes refuses what is no index.
     let Ok(DeltaIndexJson { metadata }) = serde_json::from_slice(json) else { return Ok(None) };
     if let Some(key) = metadata.duplicate {
         return Err(DeltaError::Index { what: duplicate_key(key) });
@@ -83,7 +83,7 @@ struct DeltaIndexJson {
     metadata: MetadataFields,
 }
 
-/// The fields of a delta among those of some metadata. All others are skipped.
+/// The fields of an index's metadata that describe a delta. All others are skipped.
 #[derive(Default)]
 struct MetadataFields {
     values: [Option<FieldValue>; FIELDS.len()],
@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for MetadataFields {
 
 struct MetadataVisitor;
 
-/// Methods of visitors of any value, for the kinds of values that count for nothing.
+/// Methods of a visitor, for the kinds of values that are ignored.
 macro_rules! visit_ignored {
     ($value:ty: $default:expr; $($method:ident($kind:ty))*) => {
         $(fn $method<E: de::Error>(self, _: $kind) -> Result<$value, E> {

@@ -15,7 +15,7 @@ pub struct ParseOptions {
     pub follow_symlinks: bool,
     /// The number of ranks of the training run, for folders that do not record it.
     pub ranks: Option<u32>,
-    /// The model that training began with: the base of the first delta, if no folder of version 0 has it.
+    /// The model that training began with: the base of the first delta. `None` is the folder of version 0.
     pub delta_base: Option<PathBuf>,
 }
 

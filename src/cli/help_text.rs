@@ -168,9 +168,9 @@ Examples:
 pub const ENABLE: &str = "\
 Writes one file, ckptfs-enable.pth, to the site-packages of a Python environment. From then on its programs read files \
 of mounts from their sources, unchanged, if they load them with safetensors, transformers, diffusers, accelerate or \
-peft. All other files, and all that ckptfs fails at, are loaded as before. With CKPTFS_DISABLE=1 everything is.
+peft. All other files are loaded as before, and so are files that ckptfs fails to load. CKPTFS_DISABLE=1 switches it off.
 
-`ckptfs disable` undoes it; so does removing the file. `ckptfs status` says whether it is enabled.
+`ckptfs disable` removes the file. `ckptfs status` says whether an environment is enabled.
 
 Examples:
   ckptfs enable

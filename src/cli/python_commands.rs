@@ -73,7 +73,7 @@ pub struct EnableArgs {
     /// Interpreter or environment to enable [default: that of this command]
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub python: Option<OsString>,
-    /// Enable it for this user alone
+    /// Enable it for this user only
     #[arg(long)]
     pub user: bool,
 }

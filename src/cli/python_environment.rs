@@ -1,4 +1,4 @@
-//! The state of the Python environment that runs this command, which the Python package tells: see `ckptfs enable`.
+//! Whether the Python environment that runs this command is enabled (`ckptfs enable`). The Python package sets it.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub struct PythonEnvironment {
     pub says: String,
-    /// What to do; empty if it is enabled.
+    /// What to do; empty if there is nothing to do.
     pub remedy: String,
 }
 

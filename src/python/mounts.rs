@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::mount_info;
 use crate::mount_info::mountinfo::{self, PathHandle};
 
-/// Whether a file is of a mount of ours. Its daemon is asked.
+/// Whether a file is on a mount of ours. This asks the mount's daemon.
 #[pyfunction]
 pub fn is_on_mount(py: Python<'_>, path: PathBuf) -> bool {
     py.detach(|| mount_info::mount_origin(&path).is_some())

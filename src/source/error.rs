@@ -66,7 +66,7 @@ pub enum SourceError {
         /// What is wrong with the header.
         mismatch: Box<HeaderMismatch>,
     },
-    /// Bytes of the file are not what they must be.
+    /// The bytes of the file do not pass a check of their format.
     #[error("{path}: {}", .damage.reason)]
     Damaged {
         /// The damaged file.
@@ -109,7 +109,7 @@ pub enum SourceError {
     },
 }
 
-/// Bytes that are not what they must be, as the reader of their format found.
+/// What the reader of a format found wrong with bytes of a file.
 #[derive(Debug)]
 pub struct Damage {
     /// What is wrong.

@@ -1,4 +1,4 @@
-//! Finds the deltas between a version and the whole version that they begin with.
+//! Finds the chain of a version: its deltas, back to the full version that they begin with.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ pub struct DeltaVersion {
 }
 
 impl DeltaVersion {
-    /// The index in a file; `None` if it is that of a whole checkpoint.
+    /// Parses the index in a file; `None` if it is that of a full version.
     pub fn parse(file: OpenFile, json: FileBytes) -> Result<Option<DeltaVersion>, CheckpointError> {
         let path = file.file().path();
-        let metadata = parse_delta_metadata(&json).map_err(|error| at(path, error))?;
+        let metadata = parse_delta_metadata(&json).map_err(|error| error_at(path, error))?;
         Ok(metadata.map(|metadata| DeltaVersion { file, json, metadata }))
     }
 
@@ -31,13 +31,14 @@ impl DeltaVersion {
     }
 }
 
-/// The deltas of a version, and the place of their base.
+/// The deltas of a version, and where their base lies.
 #[derive(Debug)]
 pub struct DeltaChain {
     /// The root in which all versions lie.
     pub root: Arc<Root>,
-    /// The latest first, each with its folder.
+    /// The latest first.
     pub deltas: Vec<DeltaVersion>,
+    /// The folder of each delta.
     pub folders: Vec<PathBuf>,
     pub base: BasePlace,
 }
@@ -51,7 +52,7 @@ pub enum BasePlace {
     Named(PathBuf),
 }
 
-pub fn at(path: PathBuf, error: DeltaError) -> CheckpointError {
+pub fn error_at(path: PathBuf, error: DeltaError) -> CheckpointError {
     CheckpointError::Delta { path, error: Box::new(error) }
 }
 
@@ -64,12 +65,13 @@ pub fn find_chain(
 ) -> Result<DeltaChain, CheckpointError> {
     let path = index.path();
     if path.file_name().is_none_or(|name| name != VERSION_INDEX_NAME) {
-        return Err(at(path, DeltaError::IndexName));
+        return Err(error_at(path, DeltaError::IndexName));
     }
     let version = index.metadata.version;
     let place = VersionPlace::locate(root, directory).filter(|place| place.version == version);
     let Some(place) = place else {
-        return Err(at(path, DeltaError::FolderName { version, folder: version_name(version) }));
+        let error = DeltaError::FolderName { version, folder: version_name(version) };
+        return Err(error_at(path, error));
     };
     let mut folders = vec![place.folder(version)];
     let mut deltas = vec![index];
@@ -77,10 +79,10 @@ pub fn find_chain(
         let last = &deltas[deltas.len() - 1];
         let DeltaMetadata { version, base_version, .. } = last.metadata;
         if base_version.checked_add(1) != Some(version) {
-            return Err(at(last.path(), DeltaError::OutOfOrder { version, base_version }));
+            return Err(error_at(last.path(), DeltaError::OutOfOrder { version, base_version }));
         }
         if deltas.len() > MAX_CHAIN_DELTAS {
-            return Err(at(path, DeltaError::TooLong { limit: MAX_CHAIN_DELTAS }));
+            return Err(error_at(path, DeltaError::TooLong { limit: MAX_CHAIN_DELTAS }));
         }
         let named_base = named_base.filter(|_| base_version == 0);
         let folder = place.folder(base_version);
@@ -95,16 +97,16 @@ pub fn find_chain(
                 VersionIndex::Delta(delta) => {
                     let version = delta.metadata.version;
                     let error = DeltaError::FolderName { version, folder: version_name(version) };
-                    return Err(at(delta.path(), error));
+                    return Err(error_at(delta.path(), error));
                 }
-                VersionIndex::Whole => BasePlace::Folder(folder),
+                VersionIndex::Full => BasePlace::Folder(folder),
                 VersionIndex::Missing => {
                     let folder = place.root.shown_path(&folder);
                     let error = match base_version {
                         0 => DeltaError::MissingBase { folder },
                         _ => DeltaError::MissingVersion { version, folder },
                     };
-                    return Err(at(last.path(), error));
+                    return Err(error_at(last.path(), error));
                 }
             },
         };
@@ -115,7 +117,7 @@ pub fn find_chain(
 enum VersionIndex {
     Delta(DeltaVersion),
     /// A folder without the index of a delta.
-    Whole,
+    Full,
     Missing,
 }
 
@@ -124,7 +126,7 @@ fn read_version_index(root: &Arc<Root>, folder: &Path) -> Result<VersionIndex, C
         Ok(file) => file,
         Err(SourceError::Missing { .. }) => {
             return match root.metadata(folder) {
-                Ok(_) => Ok(VersionIndex::Whole),
+                Ok(_) => Ok(VersionIndex::Full),
                 Err(SourceError::Missing { .. }) => Ok(VersionIndex::Missing),
                 Err(error) => Err(error.into()),
             };
@@ -135,5 +137,5 @@ fn read_version_index(root: &Arc<Root>, folder: &Path) -> Result<VersionIndex, C
         let (path, size) = (file.file().path(), file.size());
         return Err(CheckpointError::Index { path, error: IndexError::TooLarge { size } });
     };
-    Ok(DeltaVersion::parse(file, json)?.map_or(VersionIndex::Whole, VersionIndex::Delta))
+    Ok(DeltaVersion::parse(file, json)?.map_or(VersionIndex::Full, VersionIndex::Delta))
 }

@@ -17,7 +17,7 @@ use crate::checkpoint::tensor::{
 use crate::source::{OpenFile, SourceError, SourceFile};
 use crate::threads::parallel_map;
 
-use super::chain::{DeltaChain, DeltaVersion, at};
+use super::chain::{DeltaChain, DeltaVersion, error_at};
 
 /// The changes of one tensor of the base. The origin of a blob is the number of its file.
 pub struct TensorPatch {
@@ -70,7 +70,7 @@ pub fn read_layers(
         layer_count += contents.tensors.len();
         if layer_count > MAX_TENSOR_COUNT {
             let path = chain.deltas[0].file.file().path();
-            return Err(at(path, DeltaError::TooManyLayers { limit: MAX_TENSOR_COUNT }));
+            return Err(error_at(path, DeltaError::TooManyLayers { limit: MAX_TENSOR_COUNT }));
         }
         for blob in &contents.tensors {
             let layer = shard.layer(blob, origin).map_err(|error| shard.error(error))?;
@@ -91,7 +91,7 @@ fn parse_index(delta: &DeltaVersion) -> Result<ShardIndex<'_>, CheckpointError> 
     parse_index_or_empty(&delta.json, false).map_err(|error| CheckpointError::Index { path, error })
 }
 
-/// Refuses files beside an index that it does not name: appliers of trainers read them.
+/// Refuses files beside an index that it does not name: trainers' engines would read them.
 fn check_unnamed_files(
     chain: &DeltaChain,
     number: usize,
@@ -104,7 +104,7 @@ fn check_unnamed_files(
     match names.into_iter().find(is_unnamed) {
         Some(name) => {
             let path = chain.deltas[number].file.file().path();
-            Err(at(path, DeltaError::UnnamedFile { name }))
+            Err(error_at(path, DeltaError::UnnamedFile { name }))
         }
         None => Ok(()),
     }
@@ -112,10 +112,10 @@ fn check_unnamed_files(
 
 impl DeltaShard<'_> {
     fn error(&self, error: DeltaError) -> CheckpointError {
-        at(self.delta.file.file().path(), error)
+        error_at(self.delta.file.file().path(), error)
     }
 
-    /// Reads the header, and checks that it has the tensors that the index says, each once.
+    /// Reads the header, and checks that it has exactly the tensors that the index says.
     fn read(&self, chain: &DeltaChain) -> Result<Checkpoint, CheckpointError> {
         let index_error =
             |error| CheckpointError::Index { path: self.delta.file.file().path(), error };

@@ -1,6 +1,6 @@
-//! Reads a version that a trainer wrote as a delta: the base, and the changes of all deltas on the way from it.
+//! Reads a version that a trainer wrote as a delta: its base, and the changes by all deltas since.
 //!
-//! No changes are decoded here: each changed tensor becomes an origin of its own ([`PatchedBytes`]).
+//! Changes are not decoded here: each changed tensor becomes an origin of its own ([`PatchedBytes`]).
 //! `chain` finds the deltas, and `layers` reads their headers.
 
 mod chain;
@@ -27,8 +27,8 @@ use layers::{TensorPatch, read_layers};
 /// Opens the checkpoint of a directory, given its root and the path in that.
 pub type OpenBase<'a> = dyn Fn(&Arc<Root>, &Path) -> Result<Checkpoint, CheckpointError> + 'a;
 
-/// Reads the version whose index is open. `open_directory` opens a base that lies beside it, `open_path` one that the
-/// user named.
+/// Reads the version whose index is open. `open_directory` opens a base that lies beside it. `open_path` opens
+/// one that the user named.
 pub fn read_version(
     root: &Arc<Root>,
     directory: &Path,
@@ -75,7 +75,7 @@ pub fn read_version(
     Ok(checkpoint)
 }
 
-/// Makes a tensor a patched origin. One that is patched already gets more layers.
+/// Turns a tensor into a patched origin. A tensor that is patched already gets more layers.
 fn apply_patch(
     checkpoint: &mut Checkpoint,
     tensor: usize,

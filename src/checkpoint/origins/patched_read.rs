@@ -1,7 +1,7 @@
 //! Reads a tensor that deltas change.
 //!
-//! Before the first byte, the checksum of all its bytes is compared. Its changes are decoded for that, and again when
-//! the cache of patches has dropped them.
+//! Before its first byte is served, the checksum of all its bytes is compared. Its changes are decoded for that, and again
+//! after the patch cache evicted them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::source::{Damage, ReadAt, SourceError};
 
 use super::open_origins::OpenOrigins;
 
-/// Bytes of a tensor that are read and compared at once.
+/// Bytes of a tensor that are read and hashed at once.
 const CHECKSUM_READ_BYTES: u64 = 1 << 20;
 
 /// A patched tensor whose origins are open.
@@ -64,7 +64,7 @@ impl PatchedReader {
             return Err(damaged(damage));
         }
         let decoded = patch_cache().get_or_decode(bytes.id, at, |allowance| {
-            // Another thread may have found out meanwhile.
+            // Another thread may have compared it meanwhile.
             match bytes.verification.get() {
                 Some(Ok(())) => self.decode(at, allowance),
                 Some(Err(damage)) => Err(PatchFailure::Source(damaged(damage))),
@@ -75,7 +75,7 @@ impl PatchedReader {
             PatchFailure::Source(error) => error,
             PatchFailure::Damage(damage) => {
                 let error = damaged(&damage);
-                // What was read from files that changed meanwhile says nothing of the delta.
+                // If a file changed meanwhile, the delta itself may be sound.
                 if let Err(error) = self.check_unchanged() {
                     return error;
                 }

@@ -1,7 +1,7 @@
-//! Decoded patches of all tensors of the program, within a limit of memory.
+//! The decoded patches of all tensors of this process, within a memory limit.
 //!
-//! Each is decoded by one thread, while others that need it wait. The least recently used are dropped, and decoded again
-//! when they are needed. No lock is held while one is decoded.
+//! One thread decodes a patch, and others that need it wait. The least recently used patches are evicted, and decoded again
+//! when they are needed. No lock is held while a patch is decoded.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
@@ -16,15 +16,14 @@ use super::pages::Patch;
 /// The default limit. Changes of 2 % of 1 GiB take some 60 MiB.
 const DEFAULT_LIMIT_BYTES: u64 = 128 << 20;
 
-/// The patches of this program.
 static PATCH_CACHE: LazyLock<PatchCache> = LazyLock::new(|| PatchCache::new(DEFAULT_LIMIT_BYTES));
 
-/// The patches of this program.
+/// The cache that all checkpoints of this process share.
 pub fn patch_cache() -> &'static PatchCache {
     &PATCH_CACHE
 }
 
-/// Sets the limit for the decoded changes of all tensors of this program.
+/// Sets the limit for the decoded changes of all tensors of this process.
 pub fn set_patch_limit(bytes: u64) {
     PATCH_CACHE.set_limit(|_| bytes);
 }
@@ -54,7 +53,7 @@ struct CacheState {
 }
 
 impl CacheState {
-    /// Drops entries until so many bytes more are within the limit; whether they are.
+    /// Evicts entries until so many bytes more fit into the limit. Returns whether they fit.
     fn make_room(&mut self, bytes: u64) -> bool {
         while self.used_bytes + bytes > self.limit_bytes {
             let Some((_, oldest)) = self.entries.pop_lru() else { return false };
@@ -71,7 +70,7 @@ impl PatchCache {
         PatchCache { state: Mutex::new(state), decoded: Condvar::new() }
     }
 
-    /// Sets the limit. What is held above it is dropped at once, but for what is in use.
+    /// Sets the limit, and evicts entries above it. The memory of a patch in use is freed by its last reader.
     fn set_limit(&self, new_limit: impl FnOnce(u64) -> u64) {
         let mut state = lock(&self.state);
         state.limit_bytes = new_limit(state.limit_bytes);
@@ -106,7 +105,7 @@ impl PatchCache {
     }
 }
 
-/// The turn of the only thread that decodes a patch.
+/// The exclusive right of a thread to decode a patch.
 struct DecodingTurn<'a> {
     id: PatchId,
     allowance: PatchAllowance<'a>,
@@ -135,7 +134,7 @@ impl Drop for DecodingTurn<'_> {
     }
 }
 
-/// The bytes that a patch may take while it is decoded.
+/// The memory that a patch takes while it is decoded, counted against the limit.
 #[derive(Debug)]
 pub struct PatchAllowance<'a> {
     cache: &'a PatchCache,
@@ -143,7 +142,7 @@ pub struct PatchAllowance<'a> {
 }
 
 impl PatchAllowance<'_> {
-    /// Takes so many bytes in all, if the limit allows them.
+    /// Changes the allowance to so many bytes, if the limit permits. Returns whether it did.
     pub fn resize(&mut self, bytes: u64) -> bool {
         if bytes <= self.bytes {
             self.force(bytes);
@@ -159,7 +158,7 @@ impl PatchAllowance<'_> {
         has_room
     }
 
-    /// Takes so many bytes in all, whatever the limit.
+    /// Changes the allowance to so many bytes, whatever the limit.
     pub fn force(&mut self, bytes: u64) {
         if bytes != self.bytes {
             let mut state = lock(&self.cache.state);

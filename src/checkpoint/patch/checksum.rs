@@ -1,4 +1,4 @@
-//! The checksums by which deltas name the bytes of a tensor.
+//! The checksums with which deltas verify the bytes of a tensor.
 
 use crate::checkpoint::tensor::ChecksumFormat;
 

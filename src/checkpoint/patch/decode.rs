@@ -1,7 +1,7 @@
 //! Decodes the changes of a tensor by the deltas of a chain: zstd frames of XORed bytes, or of positions and values.
 //!
-//! A frame is read in parts, and every size that it states is checked first. Changes are kept of as many pages as the
-//! allowance permits, from the one that is asked for on. The memory beside them is that of one decoder.
+//! A frame is read in parts, and every size that it states is checked first. Changes are kept for as many pages as the
+//! allowance permits, from the requested one on. Besides them, only one decoder takes memory.
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
@@ -26,10 +26,10 @@ const MAX_WINDOW_LOG: u32 = 23;
 /// The longest header of a frame.
 const MAX_FRAME_HEADER_BYTES: usize = 18;
 
-/// Pages that a decoded patch covers at least, whatever the allowance: a mebibyte.
+/// Minimum pages of a decoded patch, whatever the allowance: 1 MiB.
 const MIN_PATCH_PAGES: u64 = 16;
 
-/// Pages that a decoded patch covers at most: 4 GiB, of which the empty pages alone take some megabytes.
+/// Maximum pages of a decoded patch: 4 GiB. Its empty pages alone take some megabytes.
 const MAX_PATCH_PAGES: u64 = 1 << 16;
 
 /// Bytes of memory that a change takes until its page is made: its offset and its value.
@@ -67,10 +67,10 @@ pub fn decode(
     Ok(Patch::new(first * PAGE_BYTES..len.min(end * PAGE_BYTES), groups))
 }
 
-/// The pages that are kept.
+/// The pages whose changes are kept.
 struct Window<'a, 'c> {
     first: u64,
-    /// The page behind the last. It comes nearer where the allowance ends.
+    /// The page behind the last. It is lowered when the allowance is used up.
     end: u64,
     groups: Vec<PageGroup>,
     /// Bytes of memory of the groups.
@@ -104,7 +104,7 @@ impl Window<'_, '_> {
         }
     }
 
-    /// Drops the pages from `page` on if they take too much memory, but keeps the fewest that must be there.
+    /// Drops the pages from `page` on if the allowance is used up, but keeps [`MIN_PATCH_PAGES`].
     fn fit(&mut self, page: u64) {
         if self.allowance.resize(self.held + self.pending) {
             return;
@@ -236,7 +236,7 @@ struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Opens the frame of a layer. `expected_size` gives the bytes that it must hold, for the size that it states.
+    /// Opens the frame of a layer. `expected_size` checks the size that it states, and returns the bytes that it must hold.
     fn open(
         layer: &LayerSource<'a>,
         expected_size: impl FnOnce(Option<u64>) -> Result<u64, PatchError>,

@@ -198,12 +198,12 @@ fn hostile_changes_are_refused_by_name() {
 
 #[test]
 fn a_bomb_is_refused_before_it_takes_memory() {
-    // 4 GiB of zeros in some 400 KB, for a tensor of 16 bytes; its header is right, its content is too long.
+    // 64 MiB of zeros in a few KB, for a tensor of 16 bytes. Its header states them.
     let zeros = vec![0; 64 << 20];
     let bomb = compress(&zeros);
     let error = decode_at(&[(DeltaEncoding::Xor, bomb.clone())], 16, 0, NO_LIMIT).unwrap_err();
     assert!(error.to_string().contains("and 16 are needed"));
-    // The same where the header lies about the size: an unsized frame.
+    // The same in a frame that does not state its size.
     let mut unsized_frame = Vec::new();
     let mut encoder = zstd::stream::write::Encoder::new(&mut unsized_frame, 1).unwrap();
     std::io::Write::write_all(&mut encoder, &zeros).unwrap();

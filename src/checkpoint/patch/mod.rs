@@ -1,9 +1,9 @@
 //! Patches: the decoded changes of one tensor by the deltas of a chain, kept sparse.
 //!
-//! In: compressed changes. Out: a [`Patch`] of a range of the tensor, which changes bytes in memory, and [`Hasher`], which
-//! computes the checksum of the result.
+//! In: compressed changes. Out: a [`Patch`] for a range of the tensor, which is applied to bytes in memory, and [`Hasher`],
+//! which computes the checksum of the result.
 //!
-//! `pages` holds changes, `decode` reads them, `cache` keeps what was decoded within a limit.
+//! `pages` holds changes, `decode` reads them, and `cache` keeps them within a memory limit.
 
 mod cache;
 mod checksum;

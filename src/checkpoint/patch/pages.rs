@@ -1,5 +1,5 @@
 //! Changes of a tensor's bytes, in pages. A page with few changes holds their offsets and values, any other a value for
-//! each of its bytes. So changes never take more than 9/8 of the bytes that they change among.
+//! each of its bytes. So the merged changes of one encoding take at most 9/8 of the bytes of the tensor.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use crate::checkpoint::tensor::DeltaEncoding;
 /// Bytes of a tensor that a page covers: an offset in it takes two bytes.
 pub const PAGE_BYTES: u64 = 1 << 16;
 
-/// The number of changes from which on a value for each byte takes less memory.
+/// The number of changes from which a value for each byte takes less memory.
 const MIN_DENSE_CHANGES: usize = PAGE_BYTES as usize / 3;
 
-/// Bytes of memory of a page beside its changes, about.
+/// Approximate bytes of memory of a page, without its changes.
 const PAGE_OVERHEAD_BYTES: u64 = size_of::<Page>() as u64 + 32;
 
 /// The decoded changes of a range of a tensor.
 #[derive(Debug)]
 pub struct Patch {
-    /// The bytes of the tensor whose changes are here: from a multiple of [`PAGE_BYTES`] on.
+    /// The bytes of the tensor whose changes are here, from a multiple of [`PAGE_BYTES`] on.
     range: Range<u64>,
-    /// Applied in their order.
+    /// In the order in which they are applied.
     groups: Vec<PageGroup>,
 }
 
@@ -38,7 +38,7 @@ impl Patch {
         self.groups.iter().map(PageGroup::memory_bytes).sum()
     }
 
-    /// Changes bytes of the tensor from `offset` on, all of which must lie in the range.
+    /// Applies the changes to bytes of the tensor from `offset` on, which must lie in the range.
     pub fn apply(&self, offset: u64, bytes: &mut [u8]) {
         for group in &self.groups {
             let (mut at, mut rest) = (offset - self.range.start, &mut *bytes);
@@ -69,7 +69,7 @@ impl PageGroup {
         }
     }
 
-    /// Merges later changes into a page. Returns how many bytes of memory more, or fewer, it takes.
+    /// Merges later changes into a page. Returns the change of its memory, in bytes.
     pub fn merge(&mut self, page: usize, changes: Changes) -> i64 {
         if changes.offsets.is_empty() {
             return 0;
@@ -103,7 +103,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The changes of bytes that were XORed, which are some from the start of a page on.
+    /// The changes in XORed bytes, the first of which begins a page.
     pub fn from_difference(difference: &[u8]) -> Changes {
         let mut changes = Changes::default();
         let mut push = |start: usize, bytes: &[u8]| {
@@ -135,7 +135,7 @@ enum Page {
 #[derive(Debug)]
 struct DensePage {
     values: Box<[u8]>,
-    /// A bit for each byte that changes; empty if all others have values that change nothing.
+    /// A bit for each byte that changes. Empty for XOR, where a zero changes nothing.
     mask: Box<[u64]>,
 }
 

@@ -13,7 +13,7 @@ pub enum Origin {
     File(Arc<SourceFile>),
     /// A storage that was unpacked into memory.
     Memory(Arc<[u8]>),
-    /// One tensor that deltas change, made when it is read.
+    /// A tensor that deltas change, patched when it is read.
     Patched(Arc<PatchedBytes>),
 }
 
@@ -35,7 +35,7 @@ impl Origin {
         }
     }
 
-    /// What a patched tensor is made of, if it is one.
+    /// The patched tensor, if it is one.
     pub fn patched(&self) -> Option<&Arc<PatchedBytes>> {
         match self {
             Origin::Patched(patched) => Some(patched),
