@@ -19,7 +19,7 @@ _MIN_VERSION = (3, 11)
 _PROBE_TIMEOUT_SECONDS = 60
 _DONE, _FAILED = 0, 1
 
-# A folder or a script that is named ckptfs too is not to be run: only a package with this file is imported.
+# A folder or a script of the same name must not be run: only a package with this file is imported.
 _HOOK = """
 import sys
 class CkptfsFinder:
@@ -41,13 +41,13 @@ if 'safetensors' in sys.modules: CkptfsFinder.find_spec('safetensors')
 # The module `site` runs lines that begin with `import`, and prints what they raise.
 _QUIET_HOOK = "try:" + _HOOK.rstrip().replace("\n", "\n ") + "\nexcept Exception: pass"
 TEXT = f"""\
-# `ckptfs enable` wrote this file. `ckptfs disable` removes it; removing it by hand is all the same.
+# `ckptfs enable` wrote this file. `ckptfs disable` removes it. You may also delete it.
 import sys; exec({_QUIET_HOOK!r}, {{}})
 """
 
 
 def run(command, *, python, quiet, user=False):
-    """The commands: prints what was done, and returns the exit code."""
+    """Runs the command, prints what it did, and returns the exit code."""
     try:
         interpreter = _probe(python)
         if command == "disable":
@@ -59,37 +59,37 @@ def run(command, *, python, quiet, user=False):
 
 
 def describe():
-    """Whether the environment of this process is enabled, in words, and what to do about it, if anything."""
+    """Whether the environment of this process is enabled, in words, and what to do; empty for nothing."""
     from ckptfs.site_folders import find_folders
 
     folders = find_folders()
     texts = {path: _text_of(path) for path in _paths(folders, True)}
-    there = [path for path, text in texts.items() if text is not None]
-    if not there:
+    written = [path for path, text in texts.items() if text is not None]
+    if not written:
         return f"{folders['prefix']}: not enabled, so programs read through the mount", "ckptfs enable"
-    if all(texts[path] != TEXT for path in there):
-        return f"{there[0]}: written by another version of ckptfs", "ckptfs enable"
+    if all(texts[path] != TEXT for path in written):
+        return f"{written[0]}: written by another version of ckptfs", "ckptfs enable"
     return f"{folders['prefix']}: enabled, so programs that load files of a mount read their sources", ""
 
 
 def _enable(interpreter, user, quiet):
     python, shown = interpreter["python"], shlex.quote(interpreter["python"])
     if interpreter["fault"]:
-        raise error(f"{python}: cannot use ckptfs: {interpreter['fault']}", f"install it there: {_install(shown)}")
+        raise error(f"{python}: cannot use ckptfs: {interpreter['fault']}", _install(shown))
     if user and not interpreter["user"]:
-        raise error(f"{python}: does not look into the site-packages of this user", f"leave out --user: {_command(shown)}")
+        raise error(f"{python}: does not read user site-packages", f"leave out --user: {_command(shown)}")
     if not user and not interpreter["own"]:
         raise error(f"{python}: has no site-packages", f"make an environment: {shown} -m venv ENVIRONMENT")
     path = os.path.join(interpreter["user"] if user else interpreter["own"][0], FILE_NAME)
-    is_there = _text_of(path) == TEXT
-    if not is_there:
+    is_enabled = _text_of(path) == TEXT
+    if not is_enabled:
         try:
             _write(path, user)
         except OSError as fault:
             raise _cannot_write(fault, path, interpreter) from None
-    print(f"{'already enabled' if is_there else 'enabled'}: {path}")
+    print(f"{'already enabled' if is_enabled else 'enabled'}: {path}")
     if interpreter["by_variable"] and not quiet:
-        print("ckptfs: note: ckptfs itself is found by PYTHONPATH: without that, programs load as before", file=sys.stderr)
+        print("ckptfs: note: ckptfs is found by PYTHONPATH: programs without that load as before", file=sys.stderr)
     return _DONE
 
 
@@ -105,10 +105,10 @@ def _disable(interpreter):
         removed.append(path)
     for path in removed:
         print(f"disabled: removed {path}")
-    left = [path for path in _paths(interpreter, True) if _text_of(path) is not None]
-    for path in left:
-        print(f"still enabled by the environment beneath it: rm {shlex.quote(path)}")
-    if not removed and not left:
+    remaining = [path for path in _paths(interpreter, True) if _text_of(path) is not None]
+    for path in remaining:
+        print(f"still enabled by the base environment: rm {shlex.quote(path)}")
+    if not removed and not remaining:
         print(f"not enabled: {interpreter['prefix']}")
     return _DONE
 
@@ -134,7 +134,7 @@ def _probe(python):
         raise error(f"{python}: cannot be run: {fault}", remedy) from None
     except (IndexError, ValueError, KeyError, TypeError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise error(f"{python}: does not answer like Python: {last}", remedy) from None
+        raise error(f"{python}: is not a Python interpreter: {last}", remedy) from None
     if version < _MIN_VERSION:
         needed = ".".join(map(str, _MIN_VERSION))
         raise error(f"{python}: is Python {version[0]}.{version[1]}", f"give one of Python {needed} or later")
@@ -142,9 +142,9 @@ def _probe(python):
 
 
 def _paths(folders, with_inherited):
-    """Where the file of an environment may be."""
-    there = [*folders["own"], *filter(None, [folders["user"]]), *(folders["inherited"] if with_inherited else [])]
-    return [os.path.join(folder, FILE_NAME) for folder in there]
+    """Where the file may be that enables an environment."""
+    sites = [*folders["own"], *filter(None, [folders["user"]]), *(folders["inherited"] if with_inherited else [])]
+    return [os.path.join(folder, FILE_NAME) for folder in sites]
 
 
 def _text_of(path):
@@ -183,4 +183,4 @@ def _command(shown):
 def _install(shown):
     from ckptfs import __version__
 
-    return f"in the repository of ckptfs, scripts/dist && {shown} -m pip install dist/ckptfs-{__version__}-*.whl"
+    return f"in the repository of ckptfs: scripts/dist && {shown} -m pip install dist/ckptfs-{__version__}-*.whl"

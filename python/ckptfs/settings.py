@@ -45,7 +45,7 @@ class LoadOptions(NamedTuple):
     follow_symlinks: bool = False
     # The number of ranks of a training run, for folders that do not record it.
     ranks: int | None = None
-    # The base of the first delta, where no folder of version 0 has it.
+    # The base of the first delta. `None` is the folder of version 0.
     delta_base: str | None = None
     threads: int | None = None
     # Bytes that a load may hold beside its result.

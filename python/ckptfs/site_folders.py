@@ -14,8 +14,8 @@ def find_folders():
     """The folders of this interpreter.
 
     - `own`: those of its environment; the first is where pip installs
-    - `user`: that of this user, if the interpreter looks there
-    - `inherited`: those of the environment that this one is made over
+    - `user`: the user site-packages, if the interpreter reads them
+    - `inherited`: those of the base environment
     """
     every = [os.path.realpath(folder) for folder in site.getsitepackages()]
     prefix = os.path.realpath(sys.prefix) + os.sep
@@ -31,7 +31,7 @@ def find_folders():
 
 
 def describe_interpreter():
-    """Its folders, its version, and the state of ckptfs in it: `fault` says why that cannot be used."""
+    """Its folders, its version, and whether it can use ckptfs: `fault` says why not."""
     found = {"version": list(sys.version_info[:2]), "fault": None, "home": None}
     try:
         import ckptfs

@@ -59,8 +59,8 @@ def _takes(filename):
 
 
 def _may_be_of_a_mount(filename):
-    """Whether a file has the attribute of a mount. It is one system call, and asks no other program about files of a
-    disk."""
+    """Whether a file has the attribute of a mount. It is one system call, which asks no other program about a file on
+    a disk."""
     try:
         return bool(os.getxattr(filename, _MOUNT_ATTRIBUTE))
     except (OSError, TypeError, ValueError):

@@ -70,14 +70,14 @@ def test_another_environment_is_enabled_from_here(environment, tmp_path, named):
     assert done.stdout == f"disabled: removed {other.site / NAME}\n"
 
 
-def test_the_environment_beneath_one_is_named_and_left_alone(environment, tmp_path, capsys, monkeypatch):
-    beneath = Environment(tmp_path / "beneath").enable()
+def test_the_base_environment_is_named_and_left_alone(environment, tmp_path, capsys, monkeypatch):
+    base = Environment(tmp_path / "base").enable()
     interpreter = {"python": "python", "prefix": "/env", "own": [str(environment.site)], "user": None,
-                   "inherited": [str(beneath.site)]}  # fmt: skip
+                   "inherited": [str(base.site)]}  # fmt: skip
     monkeypatch.setattr(enable, "_probe", lambda python: interpreter)
     assert enable.run("disable", python=None, quiet=False) == DONE
-    assert capsys.readouterr().out == f"still enabled by the environment beneath it: rm {beneath.site / NAME}\n"
-    assert (beneath.site / NAME).exists()
+    assert capsys.readouterr().out == f"still enabled by the base environment: rm {base.site / NAME}\n"
+    assert (base.site / NAME).exists()
 
 
 def script(path, text):
@@ -92,7 +92,7 @@ def test_what_cannot_be_enabled_is_refused_with_what_to_do(environment, tmp_path
     for python, message, remedy in [
         (tmp_path / "nothing", "no such file or directory", "give the path of an interpreter"),
         (tmp_path, f"{tmp_path}/bin/python: no such file", "give the path of an interpreter"),
-        (script(tmp_path / "silent", "exit 3"), "does not answer like Python: it printed nothing", "interpreter"),
+        (script(tmp_path / "silent", "exit 3"), "is not a Python interpreter: it printed nothing", "interpreter"),
         (old, "is Python 3.9", "give one of Python 3.11 or later"),
         (without.python, "ModuleNotFoundError: No module named 'ckptfs'", f"{without.python} -m pip install dist/ckptfs-"),
     ]:
