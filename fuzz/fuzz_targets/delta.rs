@@ -1,5 +1,5 @@
-//! Any bytes as the index of a delta, or as the compressed changes of its tensor. Before them are a byte with the kind, and
-//! two with the length of the tensor. No other bytes are ever served than those that an applier makes of them.
+//! A byte with the kind, two with the length of a tensor, then the index of a delta or the compressed changes of the tensor.
+//! No other bytes are served than those that a trainer's engine makes of them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -103,7 +103,8 @@ pub fn read_dcp_table(bytes: &[u8]) -> bool {
 const DELTA_INDEX: &str = r#"{"metadata": {"version": 1, "base_version": 0, "delta_encoding": "ENCODING",
     "compression_format": "zstd", "checksum_format": "adler32"}, "weight_map": {"t": "model.safetensors"}}"#;
 
-/// Reads a version whose index or whose changes are these bytes, and compares what is served with what an applier makes.
+/// Reads a version whose index or whose changes are these bytes, and compares what is served with what a trainer's engine
+/// makes.
 pub fn read_delta(bytes: &[u8]) {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {

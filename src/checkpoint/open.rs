@@ -331,7 +331,7 @@ fn open_delta(
         })
     };
     let open_path = |path: &Path| match root.path_inside(path) {
-        // A mount may lie over the root, and would be asked by its own daemon.
+        // A mount may lie over the root: opened by its path, its daemon would ask itself.
         Some(inside)
             if root.metadata(inside).is_ok_and(|found| found.kind == FileKind::Directory) =>
         {

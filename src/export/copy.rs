@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 64 << 20;
 /// Bytes gathered at a time. The more are asked for, the longer the pieces of a transposed matrix.
 const BUFFER_BYTES: u64 = 8 << 20;
 
-/// Bytes of all tensors at once that are strided in a store, and so are read in larger parts.
+/// Maximum bytes of all windows in memory at once: the larger parts of tensors that are strided in a store.
 const MAX_WINDOW_BYTES: u64 = 512 << 20;
 
 /// Threads that read from a disk.

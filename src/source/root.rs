@@ -71,7 +71,7 @@ impl Root {
         self.directory.real_path()
     }
 
-    /// The path inside of an absolute path without links; `None` if that leads elsewhere.
+    /// The path from the root of an absolute path without links; `None` if that leads elsewhere.
     pub fn path_inside<'a>(&self, absolute: &'a Path) -> Option<&'a Path> {
         absolute.strip_prefix(self.real_path()).ok()
     }

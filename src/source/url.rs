@@ -192,7 +192,7 @@ pub fn shown_path(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// The absolute path of one that the user typed, without links if it is there. A URL stays as it is.
+/// A path that the user typed as an absolute one, with its links resolved if it exists. A URL stays as it is.
 pub fn absolute_path(path: &Path) -> PathBuf {
     if is_source_url(path) {
         return path.to_path_buf();

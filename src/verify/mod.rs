@@ -13,7 +13,7 @@ use crate::virtual_file::{ChunkReader, Progress, VirtualFileError, VirtualFileRe
 /// Bytes read at a time by each thread.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// Bytes of all tensors at once that are strided in a store, and so are read in larger parts.
+/// Maximum bytes of all windows in memory at once: the larger parts of tensors that are strided in a store.
 const MAX_WINDOW_BYTES: u64 = 512 << 20;
 
 /// Threads that read from a disk: enough to keep a disk busy from one process, and few enough for two cores.

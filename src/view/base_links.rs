@@ -30,7 +30,7 @@ pub fn find_base_links<'a>(
     });
     let Some(base) = base else { return BaseLinks::new() };
     let named = context.options.parse.delta_base.as_deref().filter(|_| base.version == 0);
-    // A mount may lie over the root, and would be asked by its own daemon.
+    // A mount may lie over the root: opened by its path, its daemon would ask itself.
     let folder = match named {
         Some(named) => context.root.path_inside(named),
         None => Some(&*base.folder),
@@ -53,12 +53,12 @@ fn links_to_named_base(context: &ViewContext, base: &Path) -> BaseLinks {
     }
     let links = context.options.parse.link_policy();
     let Ok((root, inside)) = Root::for_directory(base, links) else { return BaseLinks::new() };
-    // A link leads on from where it is, so its target must be absolute.
+    // The mount shows the link elsewhere, so its target must be absolute.
     let base = absolute_path(base);
     links_to(&root, &inside, |path| base.join(path.file_name().unwrap_or_default()))
 }
 
-/// Links to the files of a folder that are of no checkpoint.
+/// Links to the files of a folder that belong to no checkpoint.
 fn links_to(root: &Arc<Root>, folder: &Path, to_target: impl Fn(&Path) -> PathBuf) -> BaseLinks {
     let entries = root.entries(folder).unwrap_or_default().into_iter();
     let files = entries.filter(|entry| {

@@ -13,7 +13,7 @@ use super::file::VirtualFileReader;
 /// Threads that read from stores at once, each with a buffer. The store's own limit on requests applies, too.
 const MAX_STORE_THREADS: usize = 32;
 
-/// Minimum requests at once for a chunk that is larger than others.
+/// Minimum requests at once for a window.
 const MIN_WINDOW_THREADS: u64 = 8;
 
 /// Receives the progress of long work, and may stop it.
@@ -37,8 +37,8 @@ pub fn for_each_chunk<B: Default, E: Send>(
     for_each_admitted(chunks, threads, should_stop, |_| (), work)
 }
 
-/// The same. `admit` is called for each chunk in order, and may wait until others are done. What it returns is dropped
-/// when the chunk is done.
+/// Works on chunks as [`for_each_chunk`] does. `admit` is called for each chunk in order, and may wait until others are done.
+/// What it returns is dropped when the chunk is done.
 fn for_each_admitted<B: Default, P, E: Send>(
     chunks: usize,
     threads: usize,
@@ -71,22 +71,22 @@ fn for_each_admitted<B: Default, P, E: Send>(
         results
     });
     match results.into_iter().collect::<Result<Vec<bool>, E>>() {
-        // Each that returned true saw the end of the work.
+        // A thread that returned true saw the end of the work.
         Ok(ended) => Ok(ended.into_iter().all(|is_complete| is_complete)),
-        // Reads fail once they are stopped.
+        // Stopped reads fail, which is no error.
         Err(_) if should_stop() => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Bytes that chunks take at once beyond their threads' buffers.
+/// A limit on the bytes of all windows that are in memory at once.
 struct ByteBudget {
     limit: u64,
     held: Mutex<u64>,
     released: Condvar,
 }
 
-/// Bytes of a budget, until it is dropped.
+/// Bytes taken from a budget, given back on drop.
 struct BudgetPermit<'a>(&'a ByteBudget, u64);
 
 impl ByteBudget {
@@ -110,7 +110,7 @@ impl Drop for BudgetPermit<'_> {
 pub struct ChunkReader {
     /// Bytes of a chunk, and of a thread's buffer.
     chunk_bytes: u64,
-    /// Bytes of larger chunks at once: windows of tensors that are strided in a store.
+    /// The budget of larger chunks: windows of tensors that are strided in a store.
     windows: ByteBudget,
 }
 

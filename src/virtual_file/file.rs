@@ -318,8 +318,8 @@ impl VirtualFileReader {
     }
 
     /// Fills each target with bytes from its offset on, which are all in the file, by at most `threads` requests at once.
-    /// `new_scratch` gives each request memory of so many bytes, if it needs some. Returns false if it was stopped before.
-    /// For sources in stores.
+    /// `new_scratch` gives each request memory of so many bytes, if it needs some. Returns false if it was stopped before
+    /// the end. For sources in stores.
     pub(crate) fn read_from_stores<S: DerefMut<Target = [u8]> + Send>(
         &self,
         targets: &mut [(u64, &mut [u8])],

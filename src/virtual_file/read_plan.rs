@@ -3,8 +3,8 @@
 //! Jobs are in the order of the sources, each large enough to be worth a read and small enough to be one
 //! thread's. What lies close together is read together. Planning reads nothing, and only ever splits targets.
 //!
-//! A filesystem gathers strided bytes, a part of the tensor at a time. A store is asked
-//! for each byte once: an extent has the parts of strided tensors that lie in it. They are copied to all their places.
+//! From a filesystem, strided bytes are gathered, a part of the tensor at a time. From a store, each byte is fetched once:
+//! an extent includes the parts of strided tensors that lie in it. They are copied to all their places.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -24,8 +24,7 @@ const MAX_GAP_BYTES: u64 = 64 << 10;
 /// Extents in stores end at multiples of this: a connection starts slowly, and is fast afterwards.
 const REMOTE_EXTENT_BYTES: u64 = 8 << 20;
 
-/// Bytes of one request for several runs of a virtual file. A part of a load is no longer, but for what lies between its
-/// runs.
+/// Maximum bytes of one request for several runs of a virtual file, with the gaps between them.
 const MAX_REQUEST_BYTES: u64 = 16 << 20;
 
 /// Where bytes belong: memory of the caller's, of a device, or anything that can be split.
@@ -56,7 +55,7 @@ pub struct PlanItem<'a, T> {
     pub bytes: &'a TensorBytes,
     /// The first of them.
     pub offset: u64,
-    /// Where the bytes belong: as many.
+    /// Where the bytes belong. Its length is that of the read.
     pub target: T,
 }
 
@@ -100,7 +99,7 @@ pub struct ReadExtent<T> {
     pub strided: Vec<StridedPart<T>>,
 }
 
-/// A target whose bytes come from several extents, each of which has some for many places in it.
+/// A strided target that several extents fill, each of them at many places.
 #[derive(Debug)]
 struct StridedTarget<T> {
     scatters: Vec<Scatter>,
@@ -125,7 +124,7 @@ pub struct StridedPart<T> {
 }
 
 impl<T> StridedPart<T> {
-    /// Copies the part out of `bytes`, which an extent has from `start` on. Threads that fill one target take turns.
+    /// Copies the part from `bytes`, which begin at `start` in the origin. Threads that fill one target take turns.
     pub fn copy_from(
         self,
         bytes: &[u8],
@@ -197,8 +196,8 @@ enum Piece<T> {
     Strided(StridedPart<T>),
 }
 
-/// Plans the jobs for some items. Bytes that are wanted twice, as by tensors that share them, are read once. `policy` is
-/// that of a checkpoint.
+/// Plans the jobs for some items. Bytes that are wanted twice, as by tensors that share them, are read once. `policy`
+/// gives the policy of a checkpoint.
 pub fn plan_jobs<'a, T: Target>(
     items: Vec<PlanItem<'a, T>>,
     policy: impl Fn(usize) -> SplitPolicy,

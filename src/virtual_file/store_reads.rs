@@ -15,7 +15,7 @@ use crate::threads::lock;
 use super::chunks::for_each_chunk;
 use super::read_plan::{PlanItem, ReadExtent, ReadJob, SplitPolicy, plan_jobs, plan_scatters};
 
-/// What a window fetches is at most this much of its share of all that the tensor's bytes take, in percent.
+/// Maximum bytes that a window fetches, in percent of its share of what the whole tensor fetches.
 const MAX_WINDOW_PERCENT: u64 = 105;
 
 /// Maximum tensors that are read together because their bytes alternate in a source.
@@ -25,7 +25,7 @@ const MAX_INTERLEAVED: usize = 64;
 pub type StoreItems<'a, 'b> = Vec<PlanItem<'a, &'b mut [u8]>>;
 
 /// Fills all targets, by at most `threads` requests at once. `new_scratch` gives each of them memory of so many bytes, if
-/// it needs some. Returns false if it was stopped before.
+/// it needs some. Returns false if it was stopped before the end.
 pub fn read_items<S: DerefMut<Target = [u8]> + Send>(
     origins: &OpenOrigins,
     items: StoreItems<'_, '_>,
@@ -80,8 +80,8 @@ fn run_job<S: DerefMut<Target = [u8]>>(
     origins.check_unchanged(origin)
 }
 
-/// The bytes of a tensor that are best read together, of at least `min_bytes` and at most `max_bytes`. They are as many
-/// whole steps of an axis as need little more of the sources than their share.
+/// The bytes of a tensor that are best read together, of at least `min_bytes` and at most `max_bytes`. They are the
+/// fewest whole steps of an axis that fetch little more of the sources than their share.
 pub fn window_bytes(tensor: &Tensor, min_bytes: u64, max_bytes: u64) -> u64 {
     let len = tensor.bytes.len();
     let Some(total) = fetched_bytes(&tensor.bytes, len).filter(|_| len > min_bytes) else {

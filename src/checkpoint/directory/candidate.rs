@@ -31,9 +31,9 @@ pub enum CandidateFiles {
     Delta {
         /// The files with its changes, in order.
         shards: Vec<String>,
-        /// The paths from the root of what it is a delta on: their state decides what it is, too.
+        /// The paths of its chain, from the root. Their state decides what it is, too.
         chain: Vec<PathBuf>,
-        /// The whole version that it begins with, if the versions before it lead to one.
+        /// Its base, if the versions before it lead to one.
         base: Option<BaseVersion>,
     },
     /// The files of many ranks.
@@ -49,7 +49,7 @@ pub enum CandidateFiles {
     },
 }
 
-/// The whole version that deltas begin with, by its place.
+/// The full version that deltas begin with, by its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseVersion {
     /// The number of the version.

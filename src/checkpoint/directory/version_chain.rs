@@ -1,4 +1,4 @@
-//! Versions of a model that a trainer writes one after the other, into folders `weight_v000001` and on. Each is whole, or
+//! Versions of a model that a trainer writes one after the other, into folders `weight_v000001` and on. Each is full, or
 //! a delta on the version before it.
 
 use std::path::{Path, PathBuf};
@@ -12,8 +12,7 @@ use crate::source::{FileBytes, OpenFile, ReadAt, Root, SourceError, split_parent
 use super::candidate::BaseVersion;
 use super::shard_name::{has_checkpoint_extension, unsharded_name_of_index};
 
-/// Deltas that are applied one after the other at most. Each holds at least a file open, and costs each read of a
-/// tensor that it changes.
+/// Maximum deltas of a chain. Each keeps at least one file open, and adds to each read of a tensor that it changes.
 pub const MAX_CHAIN_DELTAS: usize = 256;
 
 const VERSION_PREFIX: &str = "weight_v";
@@ -62,11 +61,11 @@ impl VersionPlace {
     }
 }
 
-/// The paths from the root whose state decides what a delta is made of. They are those of the versions before it, down to
-/// one that is whole, which is returned too.
+/// Finds the paths from the root whose state decides what a delta is made of: those of the versions before it, back to its
+/// base. Returns the base, too.
 pub fn find_chain_paths(root: &Arc<Root>, directory: &Path) -> (Vec<PathBuf>, Option<BaseVersion>) {
     let mut paths = Vec::new();
-    // Another root's paths cannot be looked at.
+    // The paths of another root cannot be watched.
     let place =
         VersionPlace::locate(root, directory).filter(|place| Arc::ptr_eq(&place.root, root));
     let Some(place) = place else { return (paths, None) };
@@ -101,7 +100,7 @@ pub fn read_index(file: &OpenFile) -> Result<Option<FileBytes>, SourceError> {
     Ok(Some(json))
 }
 
-/// The folder of a whole version, and its files that may be of the checkpoint.
+/// The folder of a full version, and its files that may be of the checkpoint.
 fn base_paths(root: &Arc<Root>, folder: PathBuf) -> Vec<PathBuf> {
     let names = root.file_names(&folder).unwrap_or_default();
     let is_part =

@@ -39,19 +39,19 @@ fn runtime() -> io::Result<Arc<Runtime>> {
     Ok(runtime)
 }
 
-/// Tells when all requests of this process are to end.
+/// Set when all requests of this process must end.
 static STOP_FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// The time between two looks at the flag.
+/// The time between two reads of the flag.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Has every read and every listing of a store fail once the flag is set: a command that was stopped waits for no
-/// server. The first flag counts.
+/// Makes every request to a store fail once the flag is set, so that a stopped command waits for no server. Only the first
+/// flag counts.
 pub fn stop_requests_with(flag: &Arc<AtomicBool>) {
     STOP_FLAG.get_or_init(|| Arc::clone(flag));
 }
 
-/// Runs a future on the calling thread, which must not be a thread of the runtime, until it ends or requests are to end.
+/// Runs a future on the calling thread, which must not be a thread of the runtime, until it ends or requests must end.
 pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, RemoteError> {
     let runtime = runtime().map_err(RemoteError::Runtime)?;
     let Some(flag) = STOP_FLAG.get() else { return Ok(runtime.block_on(future)) };
