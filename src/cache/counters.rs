@@ -37,6 +37,8 @@ pub struct CacheCounters {
     pub buffered_bytes: u64,
     /// Bytes answered from the sources' own page cache.
     pub cached_bytes: u64,
+    /// Those of them that the kernel itself copied from there.
+    pub lent_bytes: u64,
 }
 
 /// The counts of [`CacheCounters`], which any thread may increment.
@@ -55,6 +57,7 @@ pub(super) struct AtomicCounters {
     pub direct_bytes: AtomicU64,
     pub buffered_bytes: AtomicU64,
     pub cached_bytes: AtomicU64,
+    pub lent_bytes: AtomicU64,
 }
 
 impl AtomicCounters {
@@ -76,6 +79,7 @@ impl AtomicCounters {
             direct_bytes: self.direct_bytes.load(Relaxed),
             buffered_bytes: self.buffered_bytes.load(Relaxed),
             cached_bytes: self.cached_bytes.load(Relaxed),
+            lent_bytes: self.lent_bytes.load(Relaxed),
         }
     }
 }

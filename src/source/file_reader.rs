@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::error::SourceError;
 use super::file::{OpenFile, SourceFile};
 use super::metadata::FilesystemKind;
-use super::page_cache::{PageCacheGuard, Residency, WholeFileGuard};
+use super::page_cache::{LentPages, PageCacheGuard, PageLender, Residency, WholeFileGuard};
 use super::read_at::ReadAt;
 use super::store::PreferredRequests;
 
@@ -37,6 +37,7 @@ pub struct FileReader {
     is_local: bool,
     is_overlay: bool,
     residency: Residency,
+    lender: PageLender,
     /// Opened by the first direct read.
     direct_file: OnceLock<Option<DirectFile>>,
     is_direct_unsupported: AtomicBool,
@@ -51,6 +52,7 @@ impl FileReader {
             is_local: filesystem.is_local,
             is_overlay: filesystem.is_overlay,
             residency: Residency::new(filesystem),
+            lender: PageLender::default(),
             direct_file: OnceLock::new(),
             is_direct_unsupported: AtomicBool::new(false),
         }
@@ -146,6 +148,13 @@ impl FileReader {
     /// Fills `out` if the page cache has all of it. Must be followed by [`OpenFile::check_unchanged`].
     pub fn read_cached(&self, out: &mut [u8], offset: u64) -> bool {
         self.residency.read_cached(&self.file, out, offset)
+    }
+
+    /// Lends a range of the page cache to a caller that hands it to the kernel; `None` if it must be read. Must be
+    /// followed by [`OpenFile::check_unchanged`].
+    pub fn lend_cached(&self, range: &Range<u64>) -> Option<LentPages<'_>> {
+        let is_known = self.is_cached(range) && self.residency.is_reported();
+        is_known.then(|| self.lender.lend(&self.file, range)).flatten()
     }
 
     /// Whether the page cache has all of a range, and enough beyond it that reading it starts no readahead.

@@ -17,6 +17,7 @@ mod error;
 mod file;
 mod file_limit;
 mod file_reader;
+mod lease;
 mod local;
 mod metadata;
 mod missing;

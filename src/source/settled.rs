@@ -5,14 +5,15 @@
 //! through a mapping. A file is settled once every write that could still change it must leave another timestamp.
 //! Equal states of a settled file mean equal bytes.
 
-use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::fstat;
+use rustix::io::Errno;
 
 use super::file::OpenFile;
+use super::lease;
 use super::metadata::{FileState, FilesystemKind};
 
 /// Two writes within one clock step of a filesystem leave the same timestamp. Local filesystems step every 10 ms
@@ -81,28 +82,18 @@ enum WriterStatus {
     Unknown,
 }
 
-/// The `fcntl` command that chooses the signal for a broken lease; the crate libc lacks it.
-const F_SETSIG: libc::c_int = 10;
-
 /// Takes a read lease and returns it at once: the kernel grants one only while no program has the file open for
 /// writing. A program that opens the file for writing in between waits for that instant, or gets EAGAIN if it
 /// opens with `O_NONBLOCK`.
-#[allow(unsafe_code)]
 fn writer_status(descriptor: BorrowedFd<'_>) -> WriterStatus {
-    let fd = descriptor.as_raw_fd();
-    // SAFETY: these commands take a number and touch no memory of ours.
-    let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
-    // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.
-    if fcntl(F_SETSIG, libc::SIGURG) != 0 {
-        return WriterStatus::Unknown;
-    }
-    if fcntl(libc::F_SETLEASE, libc::F_RDLCK) == 0 {
-        fcntl(libc::F_SETLEASE, libc::F_UNLCK);
-        return WriterStatus::Absent;
-    }
-    match std::io::Error::last_os_error().kind() {
-        ErrorKind::WouldBlock => WriterStatus::Present,
-        _ => WriterStatus::Unknown,
+    match lease::take(descriptor) {
+        Ok(()) => {
+            // It cannot fail for a lease that is held.
+            let _ = lease::give_back(descriptor);
+            WriterStatus::Absent
+        }
+        Err(Errno::AGAIN) => WriterStatus::Present,
+        Err(_) => WriterStatus::Unknown,
     }
 }
 

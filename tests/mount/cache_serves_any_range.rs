@@ -175,6 +175,36 @@ fn a_small_jump_reads_its_own_range_and_no_block() {
     assert!(counters.direct_bytes + counters.buffered_bytes < 40_000, "{counters:?}");
 }
 
+#[test]
+fn cached_sources_are_lent_and_not_copied() {
+    let (directory, path) = sharded();
+    let reader = open(&path);
+    let whole = common::whole(&reader);
+    let cache = cache(64 << 20);
+    let served = cache.open(reader);
+    let lent_bytes = || {
+        let before = cache.counters().lent_bytes;
+        for at in (0..whole.len()).step_by(MIB / 4) {
+            let end = (at + MIB / 4).min(whole.len());
+            assert!(read(&served, at, end - at).expect("readable") == whole[at..end]);
+        }
+        cache.counters().lent_bytes - before
+    };
+    let lent = lent_bytes();
+    assert!(lent > whole.len() as u64 / 2, "{lent} of {}", whole.len());
+    // What a program may write is copied.
+    let writer = || {
+        OpenOptions::new()
+            .write(true)
+            .open(directory.path().join("model-00002-of-00003.safetensors"))
+    };
+    let open = writer().expect("not kept waiting");
+    let while_written = lent_bytes();
+    assert!(while_written < lent, "{while_written} of {lent}");
+    drop(open);
+    assert_eq!(lent_bytes(), lent);
+}
+
 /// A change to a source while it is read.
 fn changed_while_read(change: impl Fn(&Path)) {
     for memory in MEMORIES {

@@ -89,8 +89,8 @@ const PARSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Descriptors for everything else: directories, files passed through, /dev/fuse.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Opens of each source: through the page cache, past it, and through it without the kernel's readahead.
-const DESCRIPTORS_PER_FILE: usize = 3;
+/// Opens of each source: through the page cache, past it, through it without the kernel's readahead, and two for leases.
+const DESCRIPTORS_PER_FILE: usize = 5;
 
 /// Counts a parse among those that are running.
 struct ParseTicket<'a> {

@@ -76,6 +76,11 @@ impl Residency {
         false
     }
 
+    /// Whether the kernel tells which pages are cached, as far as is known.
+    pub fn is_reported(&self) -> bool {
+        !self.is_unreported()
+    }
+
     fn is_unreported(&self) -> bool {
         self.is_unreported.load(Ordering::Relaxed)
     }
