@@ -154,10 +154,6 @@ TABLES = {
         median("copied, patched and loaded, seconds", "other"),
         spreads("ratio: median (least to most)", ratios("ours", "other")),
     )),
-    "versions-memory": PageTable("versions", (
-        label("peak memory of a daemon beyond its `--memory`"), maximum("MB", "peak", 1e-6),
-        ("target", lambda row, rows: "64"),
-    )),
     "remote": PageTable("remote", (
         label("a model of 2.2 GB in a store"), label("beside", place=1), median("seconds", "seconds"),
         median("other seconds", "other seconds"),

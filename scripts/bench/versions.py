@@ -215,9 +215,6 @@ def main(*encodings):
                 "versions-loads", f"{encoding}, base cached",
                 lambda: load(encoding, cached), lambda: patch_and_load(encoding, cached),
             )  # fmt: skip
-            over = [{"peak": daemon["peak"] - daemon["budget"]} for daemon in measuring.peaks]
-            results.add("versions-memory", [encoding], over)
-            measuring.peaks.clear()
 
 
 def ensure(folder):
