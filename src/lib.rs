@@ -5,6 +5,7 @@
 //! The main modules; docs/design.md has all, and which may import which:
 //! - [`source`]: bytes on disk, and whether they have changed;
 //! - [`checkpoint`]: the tensors of a checkpoint, and the location of each one's bytes;
+//! - [`recipe`]: casts, renames, slices, stacks and splits of tensors, none of which reads or copies them;
 //! - [`virtual_file`]: the layout of the virtual file, and reading any part of it;
 //! - [`loader`]: loads tensors into memory, also from a mount, or maps them ([`open`]);
 //! - [`export`]: writes a virtual file as a real one; [`verify`]: reads one whole, and compares two.
@@ -39,6 +40,7 @@ mod log_throttle;
 pub mod mount_info;
 #[cfg(any(feature = "mount", feature = "remote"))]
 mod private_folder;
+pub mod recipe;
 mod shell_word;
 pub mod source;
 mod temp_file;

@@ -43,12 +43,82 @@ pub struct Checkpoint {
     pub refused: Vec<RefusedEntry>,
     /// The options that it was read with.
     pub options: ParseOptions,
+    /// What was done with the tensors since they were read, in a canonical form; `None` if nothing. It is part of the
+    /// virtual file's layout hash and identity.
+    pub recipe: Option<Arc<str>>,
 }
 
 impl Checkpoint {
     /// The source files, including the index.
     pub fn source_files(&self) -> impl Iterator<Item = &Arc<SourceFile>> {
         self.origins.iter().filter_map(Origin::file).chain(&self.index_files)
+    }
+
+    /// Appends the tensors of another checkpoint, with what else is known of them. Names are not compared.
+    pub fn append(&mut self, other: Checkpoint) {
+        let Checkpoint {
+            path: _,
+            format: _,
+            is_sharded: _,
+            origins,
+            open_file: _,
+            index_files,
+            tensors,
+            metadata,
+            obvious_choices,
+            notes,
+            refused,
+            options: _,
+            recipe,
+        } = other;
+        let first_origin = self.origins.len() as u32;
+        self.origins.extend(origins.into_iter().map(|mut origin| {
+            origin.shift_origins(first_origin);
+            origin
+        }));
+        self.index_files.extend(index_files);
+        self.tensors.extend(tensors.into_iter().map(|mut tensor| {
+            tensor.bytes.shift_origin(first_origin);
+            tensor
+        }));
+        self.refused.extend(refused);
+        if let Some(recipe) = recipe {
+            let first = self.recipe.as_deref().unwrap_or_default();
+            self.recipe = Some(format!("{first}{recipe}").into());
+        }
+        let add = |to: &mut Vec<String>, notes: Vec<String>| {
+            for note in notes {
+                if !to.contains(&note) {
+                    to.push(note);
+                }
+            }
+        };
+        add(&mut self.obvious_choices, obvious_choices);
+        add(&mut self.notes, notes);
+        if let Some(metadata) = metadata {
+            merge_metadata(self.metadata.get_or_insert_default(), metadata, &mut self.notes);
+        }
+    }
+}
+
+/// Adds the metadata of a part. Of values that differ, that of the first part stays, with a note.
+fn merge_metadata(
+    whole: &mut BTreeMap<String, String>,
+    part: BTreeMap<String, String>,
+    notes: &mut Vec<String>,
+) {
+    for (key, value) in part {
+        match whole.get(&key) {
+            None => drop(whole.insert(key, value)),
+            Some(first) if *first == value => {}
+            Some(_) => {
+                let note =
+                    format!("metadata `{key}` differs between shards: that of the first is kept");
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
     }
 }
 

@@ -51,14 +51,15 @@ pub use options::ParseOptions;
 pub use origins::OpenOrigins;
 pub(crate) use origins::{Scatter, scatters_of};
 pub use patch::{lower_patch_limit, set_patch_limit};
+pub(crate) use refusal::RESERVED_NAME;
 pub use refusal::{RefusedEntry, TensorError};
 pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;
 pub use tensor::{
-    Axis, AxisSlice, Boxes, ByteRun, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin, OriginId,
-    PatchedBytes, Shape, SliceError, Tensor, TensorBox, TensorBytes, TensorName, TensorPart,
-    TilingError, find_overlaps,
+    Axis, AxisSlice, Boxes, ByteRun, CastError, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin,
+    OriginId, PatchedBytes, Shape, SliceError, StackError, Tensor, TensorBox, TensorBytes,
+    TensorName, TensorPart, TilingError, find_overlaps,
 };
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};
 pub use training_error::TrainingError;

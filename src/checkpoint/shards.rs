@@ -3,7 +3,7 @@
 //! In: the names of the shards, and their index, if there is one. Out: the checkpoint, in which every name is
 //! unique and in the shard that the index says.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,31 +102,11 @@ impl JoinedShards {
             self.checkpoint = Some(part);
             return;
         };
-        let first_origin = whole.origins.len() as u32;
         let (tensors, refused) = (whole.tensors.len(), whole.refused.len());
-        whole.origins.extend(part.origins.into_iter().map(|mut origin| {
-            origin.shift_origins(first_origin);
-            origin
-        }));
-        whole.tensors.extend(part.tensors.into_iter().map(|mut tensor| {
-            tensor.bytes.shift_origin(first_origin);
-            tensor
-        }));
-        whole.refused.extend(part.refused);
-        let add = |to: &mut Vec<String>, notes: Vec<String>| {
-            for note in notes {
-                if !to.contains(&note) {
-                    to.push(note);
-                }
-            }
-        };
-        add(&mut whole.obvious_choices, part.obvious_choices);
-        add(&mut whole.notes, part.notes);
-        if let Some(metadata) = part.metadata {
-            merge_metadata(whole.metadata.get_or_insert_default(), metadata, &mut whole.notes);
-        }
+        let path = part.path.clone();
+        whole.append(part);
         let (tensors, refused) = (tensors..whole.tensors.len(), refused..whole.refused.len());
-        self.ranges.push(ShardRange { path: part.path, tensors, refused });
+        self.ranges.push(ShardRange { path, tensors, refused });
     }
 
     /// The joined checkpoint. Fails unless every name is unique and every tensor of the index is in its shard.
@@ -210,25 +190,4 @@ fn check_all_present(
         }
     }
     Ok(())
-}
-
-/// Adds the metadata of a shard. Of values that differ, the first shard's stays, with a note.
-fn merge_metadata(
-    whole: &mut BTreeMap<String, String>,
-    part: BTreeMap<String, String>,
-    notes: &mut Vec<String>,
-) {
-    for (key, value) in part {
-        match whole.get(&key) {
-            None => drop(whole.insert(key, value)),
-            Some(first) if *first == value => {}
-            Some(_) => {
-                let note =
-                    format!("metadata `{key}` differs between shards: that of the first is kept");
-                if !notes.contains(&note) {
-                    notes.push(note);
-                }
-            }
-        }
-    }
 }

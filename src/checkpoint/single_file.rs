@@ -135,6 +135,7 @@ fn parse(
         notes,
         refused,
         options: options.clone(),
+        recipe: None,
     })
 }
 

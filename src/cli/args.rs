@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::checkpoint::ParseOptions;
+use crate::recipe::{self, CastRule, GlobRule, RenameRule, Transform};
 use crate::source;
 use crate::view::{KeepRules, ViewOptions};
 
@@ -160,6 +161,8 @@ pub struct ExportArgs {
     pub path: PathBuf,
     #[command(flatten)]
     pub parse_args: ParseArgs,
+    #[command(flatten)]
+    pub transform_args: TransformArgs,
     /// File or directory to write; - is standard output
     pub out: PathBuf,
     /// Replace OUT if it exists
@@ -173,6 +176,30 @@ pub struct ExportArgs {
     pub json: bool,
     #[command(flatten)]
     pub store_args: StoreArgs,
+}
+
+/// What becomes of tensors, as in a recipe.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TransformArgs {
+    /// Cast matching tensors; the last match counts (repeatable)
+    #[arg(long, value_name = "GLOB=DTYPE", value_parser = recipe::cast_argument)]
+    pub cast: Vec<CastRule>,
+    /// Rename tensors, each rule once, in order (repeatable)
+    #[arg(long, value_name = "REGEX=TO", value_parser = recipe::rename_argument)]
+    pub rename: Vec<RenameRule>,
+    /// Keep only tensors that match (repeatable)
+    #[arg(long, value_name = "GLOB", value_parser = recipe::glob_argument)]
+    pub only: Vec<GlobRule>,
+    /// Leave out tensors that match (repeatable)
+    #[arg(long, value_name = "GLOB", value_parser = recipe::glob_argument)]
+    pub drop: Vec<GlobRule>,
+}
+
+impl TransformArgs {
+    pub fn to_transform(&self) -> Transform {
+        let TransformArgs { cast, rename, only, drop } = self.clone();
+        Transform { cast, rename, only, drop, ..Transform::default() }
+    }
 }
 
 /// Read every byte of a checkpoint, or compare it with another

@@ -38,6 +38,8 @@ Examples:
   mkdir -p out
   ckptfs export pytorch_model.bin out/    # writes out/model.safetensors
   ckptfs export --root ema --force runs/last.ckpt ema.safetensors
+  ckptfs export --cast '*=bfloat16' --drop '*.inv_freq' models/llama llama-bf16.safetensors
+  ckptfs export --rename '^model\\.=' models/llama renamed.safetensors
   ckptfs export models/llama - | ssh host 'cat > llama.safetensors'";
 
 pub const VERIFY: &str = "\

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::ParseOptions;
+use crate::recipe::Transform;
 use crate::shell_word::shell_word;
 use crate::view;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
-use super::error::CommandError;
+use super::error::{CommandError, EXIT_REFUSED};
 
 /// Entries that are left out and have a note of their own.
 const MAX_LISTED_ENTRIES: usize = 10;
@@ -23,8 +24,16 @@ pub struct CheckpointReader {
 }
 
 /// Opens a checkpoint, and its virtual file.
-pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<CheckpointReader, CommandError> {
+pub fn open_reader(
+    path: &Path,
+    options: &ParseOptions,
+    transform: &Transform,
+) -> Result<CheckpointReader, CommandError> {
     let checkpoint = view::open(path, options)?;
+    let checkpoint = transform.apply(checkpoint, Vec::new()).map_err(|error| {
+        let message = format!("{}: {error}", path.display());
+        CommandError::new(EXIT_REFUSED, message, error.remedy())
+    })?;
     let name = view::virtual_file_name(&checkpoint.path);
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let mut notes: Vec<String> = checkpoint.notes.clone();

@@ -33,6 +33,8 @@ pub struct VirtualFile {
     source_has_metadata: bool,
     source_has_format: bool,
     options: ParseOptions,
+    /// What was done with the tensors since they were read.
+    recipe: Option<Arc<str>>,
     /// Computed at the first use: programs that only load tensors never need it.
     layout: OnceLock<FileLayout>,
     /// Computed once: it is a sum over all tensors, and every open needs it.
@@ -43,7 +45,8 @@ impl VirtualFile {
     /// Lays a checkpoint out. Refuses one with refused entries, unless its options allow a part.
     pub fn new(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
         let source_files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
-        let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
+        let Checkpoint { path, origins, mut tensors, metadata, refused, options, recipe, .. } =
+            checkpoint;
         if !refused.is_empty() && (tensors.is_empty() || !options.allow_partial) {
             return Err(VirtualFileError::from_refused(path, refused, tensors.len()));
         }
@@ -79,6 +82,7 @@ impl VirtualFile {
             source_has_metadata,
             source_has_format,
             options,
+            recipe,
             layout: OnceLock::new(),
             memory_bytes: OnceLock::new(),
         })
@@ -109,6 +113,7 @@ impl VirtualFile {
             source_has_metadata: false,
             source_has_format: false,
             options: ParseOptions::default(),
+            recipe: None,
             layout: layout.into(),
             memory_bytes: OnceLock::new(),
         }
@@ -121,8 +126,9 @@ impl VirtualFile {
 
     fn layout(&self) -> &FileLayout {
         self.layout.get_or_init(|| {
-            let VirtualFile { tensors, starts, metadata, source_files, options, .. } = self;
-            FileLayout::of_tensors(tensors, starts, metadata, source_files, options)
+            let VirtualFile { tensors, starts, metadata, source_files, options, recipe, .. } = self;
+            let recipe = recipe.as_deref();
+            FileLayout::of_tensors(tensors, starts, metadata, source_files, options, recipe)
         })
     }
 
@@ -185,7 +191,13 @@ impl VirtualFile {
         self.source_has_format
     }
 
-    /// A hash of the header: names, types, shapes and order. It does not depend on where the checkpoint is.
+    /// What was done with the tensors since they were read, in a canonical form; `None` if nothing.
+    pub fn recipe(&self) -> Option<&str> {
+        self.recipe.as_deref()
+    }
+
+    /// A hash of the header, and of the recipe if there is one: names, types, shapes and order. It does not depend on
+    /// where the checkpoint is.
     pub fn layout_hash(&self) -> Digest {
         self.layout().layout_hash
     }

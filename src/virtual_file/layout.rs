@@ -27,7 +27,7 @@ pub struct FileLayout {
     piece_starts: Box<[u64]>,
     /// The pieces, parallel to their starts.
     pieces: Box<[LayoutPiece]>,
-    /// The hash of the header.
+    /// The hash of the header, and of the recipe if there is one.
     pub layout_hash: Digest,
     /// The hash of the sources' states, the options and the layout.
     pub identity: Digest,
@@ -101,10 +101,15 @@ impl FileLayout {
         metadata: &BTreeMap<String, String>,
         source_files: &[Arc<SourceFile>],
         options: &ParseOptions,
+        recipe: Option<&str>,
     ) -> FileLayout {
         let header = encode_header(tensors, starts, metadata).expect("a longer one was refused");
         let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
-        let layout_hash = Digest::compute(&header);
+        let layout_hash = match recipe {
+            None => Digest::compute(&header),
+            // Of two recipes, equal headers can stand for other bytes.
+            Some(recipe) => Digest::compute(&[&header, recipe.as_bytes()].concat()),
+        };
         let identity = identity(layout_hash, source_files, options);
         FileLayout { header: header.into(), piece_starts, pieces, layout_hash, identity }
     }

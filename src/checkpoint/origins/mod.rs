@@ -1,6 +1,7 @@
 //! Reads tensor bytes from the sources of a checkpoint.
 
 mod boxes_read;
+mod cast_read;
 mod open_origins;
 mod patched_read;
 mod scatter;

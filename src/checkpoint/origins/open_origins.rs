@@ -11,6 +11,7 @@ use crate::source::{OpenFile, ReadAt, SourceError};
 use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 
 use super::boxes_read::read_boxes;
+use super::cast_read::read_cast;
 use super::patched_read::PatchedReader;
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
@@ -121,6 +122,10 @@ impl OpenOrigins {
             TensorBytes::Swapped { unit_bytes, inner } => {
                 let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
                 read_swapped(*unit_bytes, offset, out, read)
+            }
+            TensorBytes::Cast { from, to, inner } => {
+                let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
+                read_cast((*from, *to), offset, out, inner.is_strided(), read)
             }
         }
     }

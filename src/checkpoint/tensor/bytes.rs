@@ -1,6 +1,8 @@
 //! The places of a tensor's bytes, kept as arithmetic: a list of pieces could be as large as the tensor.
 
 use super::Shape;
+use super::cast::CastError;
+use super::dtype::Dtype;
 
 /// Which of a checkpoint's origins: an index into [`Checkpoint::origins`](crate::checkpoint::Checkpoint::origins).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +22,15 @@ pub enum TensorBytes {
         /// Bytes that are reversed together.
         unit_bytes: u64,
         /// The bytes before the reversal.
+        inner: Box<TensorBytes>,
+    },
+    /// Values that are cast as they are read. Never of boxes: each box is cast by itself.
+    Cast {
+        /// The type of the values that are read.
+        from: Dtype,
+        /// The type that they become.
+        to: Dtype,
+        /// The values before the cast.
         inner: Box<TensorBytes>,
     },
 }
@@ -217,6 +228,34 @@ impl TensorBytes {
         }
     }
 
+    /// The same values as another type. Fails if there is no such cast.
+    pub fn cast(self, from: Dtype, to: Dtype) -> Result<TensorBytes, CastError> {
+        CastError::check(from, to)?;
+        Ok(if from == to { self } else { self.cast_checked(from, to) })
+    }
+
+    fn cast_checked(self, from: Dtype, to: Dtype) -> TensorBytes {
+        let TensorBytes::Boxes(mut boxes) = self else {
+            return TensorBytes::Cast { from, to, inner: Box::new(self) };
+        };
+        boxes.item_bytes = u64::from(to.bits()) / 8;
+        let parts = std::mem::take(&mut boxes.boxes).into_vec().into_iter();
+        let cast = |part: TensorBox| TensorBox { bytes: part.bytes.cast_checked(from, to), ..part };
+        boxes.boxes = parts.map(cast).collect();
+        TensorBytes::Boxes(boxes)
+    }
+
+    /// The same bytes for a shape without an axis, of which there is a single step.
+    pub fn without_axis(self, axis: usize) -> TensorBytes {
+        let TensorBytes::Boxes(mut boxes) = self else { return self };
+        boxes.dims.remove(axis);
+        for part in &mut boxes.boxes {
+            part.start.remove(axis);
+            part.counts.remove(axis);
+        }
+        TensorBytes::Boxes(boxes)
+    }
+
     /// Bytes of the whole tensor.
     pub fn len(&self) -> u64 {
         match self {
@@ -224,6 +263,9 @@ impl TensorBytes {
             TensorBytes::Grid(grid) => grid.len(),
             TensorBytes::Boxes(boxes) => boxes.len(),
             TensorBytes::Swapped { inner, .. } => inner.len(),
+            TensorBytes::Cast { from, to, inner } => {
+                inner.len() / u64::from(from.bits() / 8) * u64::from(to.bits() / 8)
+            }
         }
     }
 
@@ -238,7 +280,9 @@ impl TensorBytes {
             TensorBytes::Run(_) => false,
             TensorBytes::Grid(grid) => grid.has_repeats(),
             TensorBytes::Boxes(boxes) => boxes.boxes().iter().any(|part| part.bytes.has_repeats()),
-            TensorBytes::Swapped { inner, .. } => inner.has_repeats(),
+            TensorBytes::Swapped { inner, .. } | TensorBytes::Cast { inner, .. } => {
+                inner.has_repeats()
+            }
         }
     }
 
@@ -253,7 +297,9 @@ impl TensorBytes {
                 Some(first) => first.bytes.first_extent(),
                 None => ByteRun { origin: OriginId(0), offset: 0, len: 0 },
             },
-            TensorBytes::Swapped { inner, .. } => inner.first_extent(),
+            TensorBytes::Swapped { inner, .. } | TensorBytes::Cast { inner, .. } => {
+                inner.first_extent()
+            }
         }
     }
 
@@ -274,7 +320,9 @@ impl TensorBytes {
             TensorBytes::Boxes(boxes) => {
                 !boxes.are_contiguous() || boxes.boxes().iter().any(|part| part.bytes.is_strided())
             }
-            TensorBytes::Swapped { inner, .. } => inner.is_strided(),
+            TensorBytes::Swapped { inner, .. } | TensorBytes::Cast { inner, .. } => {
+                inner.is_strided()
+            }
         }
     }
 
@@ -309,7 +357,9 @@ impl TensorBytes {
                 grid.base += at;
             }
             TensorBytes::Boxes(_) => debug_assert!(false, "boxes are never in one origin"),
-            TensorBytes::Swapped { inner, .. } => inner.embed(into, at),
+            TensorBytes::Swapped { inner, .. } | TensorBytes::Cast { inner, .. } => {
+                inner.embed(into, at);
+            }
         }
     }
 
@@ -321,7 +371,9 @@ impl TensorBytes {
             TensorBytes::Boxes(boxes) => {
                 boxes.boxes.iter_mut().for_each(|part| part.bytes.shift_origin(by));
             }
-            TensorBytes::Swapped { inner, .. } => inner.shift_origin(by),
+            TensorBytes::Swapped { inner, .. } | TensorBytes::Cast { inner, .. } => {
+                inner.shift_origin(by);
+            }
         }
     }
 }

@@ -1,12 +1,14 @@
 //! A tensor: its name, type and shape, and the places of its bytes.
 
 mod bytes;
+mod cast;
 mod dtype;
 mod name;
 mod origin;
 mod overlaps;
 mod patched;
 mod slice;
+mod stack;
 mod tiling;
 
 use smallvec::SmallVec;
@@ -14,6 +16,7 @@ use smallvec::SmallVec;
 pub use bytes::{
     Axis, Boxes, ByteRun, Grid, OriginId, TensorBox, TensorBytes, TensorPart, value_index,
 };
+pub use cast::{CastError, cast_kernel};
 pub use dtype::{Dtype, StorageElement};
 pub use name::TensorName;
 pub use origin::Origin;
@@ -23,6 +26,7 @@ pub use patched::{
 };
 pub use slice::{AxisSlice, SliceError};
 pub(super) use slice::{slice_by_items, strides_of_items};
+pub use stack::StackError;
 pub use tiling::{TilingError, boxes_of_values, join_boxes, next_box};
 
 /// A shape. The shape of nearly every weight takes no memory of its own.
@@ -75,6 +79,7 @@ impl Tensor {
         match &self.bytes {
             TensorBytes::Run(_) => LayoutKind::Run,
             TensorBytes::Swapped { .. } => LayoutKind::Swapped,
+            TensorBytes::Cast { .. } => LayoutKind::Cast,
             TensorBytes::Grid(grid) if grid.has_repeats() => LayoutKind::Expanded,
             TensorBytes::Grid(_) => LayoutKind::Strided,
             TensorBytes::Boxes(_) => LayoutKind::Boxes,
@@ -85,6 +90,12 @@ impl Tensor {
     pub fn slice(&self, axes: &[AxisSlice]) -> Result<Tensor, SliceError> {
         let (shape, bytes) = slice::slice_bytes(&self.bytes, self.dtype, &self.shape, axes)?;
         Ok(Tensor { name: self.name.clone(), dtype: self.dtype, shape, bytes })
+    }
+
+    /// The same values as another type.
+    pub fn cast(self, to: Dtype) -> Result<Tensor, CastError> {
+        let bytes = self.bytes.cast(self.dtype, to)?;
+        Ok(Tensor { dtype: to, bytes, ..self })
     }
 
     /// The span of a strided tensor as a tensor of bytes, and the grid by which the caller puts them in order.
@@ -111,6 +122,8 @@ pub enum LayoutKind {
     Boxes,
     /// In the other byte order.
     Swapped,
+    /// Cast from another type.
+    Cast,
     /// Unpacked into memory.
     Memory,
     /// Changed by deltas.

@@ -120,6 +120,11 @@ pub fn slice_by_items(
             unit_bytes: *unit_bytes,
             inner: Box::new(slice_strided(inner, sizes, slices, item_bytes)?),
         }),
+        TensorBytes::Cast { from, to, inner } => {
+            let item_bytes = u64::from(from.bits()) / 8;
+            let inner = Box::new(slice_by_items(inner, sizes, slices, item_bytes)?);
+            Ok(TensorBytes::Cast { from: *from, to: *to, inner })
+        }
         TensorBytes::Boxes(boxes) => slice_boxes(boxes, slices, item_bytes),
         bytes => slice_strided(bytes, sizes, slices, item_bytes),
     }
@@ -194,7 +199,9 @@ pub fn strides_of_items(
             merged.extend(&grid.axes);
             (grid.origin, grid.base, grid.piece_bytes)
         }
-        TensorBytes::Swapped { .. } | TensorBytes::Boxes(_) => return None,
+        TensorBytes::Swapped { .. } | TensorBytes::Cast { .. } | TensorBytes::Boxes(_) => {
+            return None;
+        }
     };
     merged.push(Axis { count: run / item_bytes, stride: item_bytes });
     let mut rest = merged.pop()?;

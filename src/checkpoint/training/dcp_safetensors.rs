@@ -144,6 +144,7 @@ pub fn read_folder(
         notes,
         refused: Vec::new(),
         options: options.clone(),
+        recipe: None,
     })
 }
 

@@ -115,6 +115,7 @@ pub fn read_folder(
         notes,
         refused,
         options: options.clone(),
+        recipe: None,
     })
 }
 

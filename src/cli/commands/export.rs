@@ -34,8 +34,11 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     } else if !args.any_suffix && !args.out.is_dir() {
         export::check_suffix(&args.out)?;
     }
-    let CheckpointReader { reader, name, notes } =
-        open_reader(&args.path, &args.parse_args.to_options())?;
+    let CheckpointReader { reader, name, notes } = open_reader(
+        &args.path,
+        &args.parse_args.to_options(),
+        &args.transform_args.to_transform(),
+    )?;
     let path = if to_stdout { PathBuf::new() } else { output_path(&args.out, &name)? };
     let virtual_file = reader.virtual_file();
     let meter = ProgressMeter::new(virtual_file.size(), &StopSignal::register()?);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::recipe::Transform;
 use crate::verify::{self, Difference};
 use crate::virtual_file::VirtualFileReader;
 
@@ -92,7 +93,8 @@ fn verify_path(
     stop: &StopSignal,
 ) -> Result<VerifiedTotals, CommandError> {
     let options = args.parse_args.to_options();
-    let CheckpointReader { reader, mut notes, .. } = open_reader(path, &options)?;
+    let CheckpointReader { reader, mut notes, .. } =
+        open_reader(path, &options, &Transform::default())?;
     let differences = match &args.against {
         None => {
             read_all(&reader, path, stop)?;
@@ -100,7 +102,7 @@ fn verify_path(
         }
         Some(other) => {
             // --root names a state dict of the first checkpoint. The default choice selects that of the other.
-            let other = open_reader(other, &options.without_root_key())?;
+            let other = open_reader(other, &options.without_root_key(), &Transform::default())?;
             notes.extend(other.notes);
             Some(compare(&reader, &other.reader, path, stop)?)
         }

@@ -124,6 +124,7 @@ pub fn read_folder(
         notes: selected.notes.into_iter().chain(unrecorded).collect(),
         refused: Vec::new(),
         options: options.clone(),
+        recipe: None,
     })
 }
 

@@ -95,6 +95,7 @@ pub fn read_folder(
         notes: Vec::new(),
         refused: Vec::new(),
         options: options.clone(),
+        recipe: None,
     })
 }
 

@@ -101,6 +101,7 @@ pub fn read_universal_folder(
         notes,
         refused: Vec::new(),
         options: options.clone(),
+        recipe: None,
     })
 }
 

@@ -151,6 +151,7 @@ const LAYOUT_LABELS: [(LayoutKind, &str); 6] = [
     (LayoutKind::Strided, "strided"),
     (LayoutKind::Expanded, "expanded"),
     (LayoutKind::Swapped, "swapped"),
+    (LayoutKind::Cast, "cast"),
     (LayoutKind::Memory, "memory"),
     (LayoutKind::Patched, "patched"),
 ];
@@ -161,6 +162,7 @@ fn layout_text(layout: LayoutKind) -> &'static str {
         LayoutKind::Strided => "gathered on read: not stored in order",
         LayoutKind::Expanded => "repeated on read: stored once",
         LayoutKind::Swapped => "byte-swapped on read: stored big-endian",
+        LayoutKind::Cast => "cast on read: stored as another type",
         LayoutKind::Boxes => "in pieces, joined as they are read",
         LayoutKind::Memory => "unpacked in memory: stored compressed",
         LayoutKind::Patched => "patched on read: stored as a base and deltas",

@@ -1,0 +1,22 @@
+//! Recipes: how a view differs from its sources, declared in a small file.
+//!
+//! In: a recipe's text, and checkpoints. Out: one checkpoint, of which nothing was read or copied: names, types and the
+//! places of bytes are other ones. It is laid out and read as any other.
+//!
+//! The steps have one order: `only` and `drop`, `rename`, `slice`, `split`, `stack`, `cast`. `only` and `drop` match the
+//! names of the sources, each later step those that the step before gave.
+
+mod arguments;
+mod error;
+mod file;
+mod name_glob;
+mod steps;
+mod template;
+mod transform;
+
+pub use arguments::{ArgumentError, cast_argument, glob_argument, rename_argument};
+pub use error::{RecipeError, StepError, StepFault};
+pub use file::{ConfigFields, Recipe, RecipeFile, RelativePath};
+pub use name_glob::{GlobRule, NameGlob};
+pub use steps::{CastRule, RenameRule, SliceRule, SplitRule, StackRule};
+pub use transform::Transform;

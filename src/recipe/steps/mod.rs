@@ -1,0 +1,41 @@
+//! The steps of a recipe, each a function from tensors to tensors.
+
+mod cast;
+mod rename;
+mod select;
+mod slice;
+mod split;
+mod stack;
+
+use crate::checkpoint::Tensor;
+
+use super::error::{StepError, StepFault};
+
+pub use cast::{CastRule, cast_tensors};
+pub use rename::{RenameRule, rename_tensors};
+pub use select::Selection;
+pub use slice::{SliceRule, slice_tensors};
+pub use split::{SplitRule, split_tensors};
+pub use stack::{StackRule, stack_tensors};
+
+/// Fails if a rule that must match something matched nothing.
+fn check_matched(
+    rule: impl std::fmt::Display,
+    is_matched: bool,
+    optional: bool,
+    tensors: &[Tensor],
+) -> Result<(), StepError> {
+    if is_matched || optional {
+        return Ok(());
+    }
+    let similar = tensors.first().map(|tensor| tensor.name.to_string());
+    Err(StepError::new(rule, StepFault::MatchesNothing { similar }))
+}
+
+/// The number of an axis that may be counted from the end, as in torch.
+fn resolve_axis(dim: i64, tensor: &Tensor) -> Result<usize, StepFault> {
+    let axes = tensor.shape.len();
+    let axis = if dim < 0 { dim.checked_add(axes as i64) } else { Some(dim) };
+    let axis = axis.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < axes);
+    axis.ok_or_else(|| StepFault::NoAxis { tensor: tensor.name.to_string(), axis: dim, axes })
+}

@@ -1,0 +1,50 @@
+//! Selects tensors by the names of the source.
+
+use crate::recipe::error::{StepError, StepFault};
+use crate::recipe::name_glob::GlobRule;
+
+/// Which names `only` and `drop` keep.
+pub struct Selection<'a> {
+    only: &'a [GlobRule],
+    drop: &'a [GlobRule],
+    /// Whether each rule matched a name, those of `only` first.
+    is_matched: Vec<bool>,
+    /// Any name, for the message.
+    first: Option<String>,
+}
+
+impl<'a> Selection<'a> {
+    pub fn new(only: &'a [GlobRule], drop: &'a [GlobRule]) -> Selection<'a> {
+        Selection { only, drop, is_matched: vec![false; only.len() + drop.len()], first: None }
+    }
+
+    /// Whether a name is kept.
+    pub fn keeps(&mut self, name: &str) -> bool {
+        if self.first.is_none() {
+            self.first = Some(name.to_owned());
+        }
+        let mut matches = [self.only.is_empty(), false];
+        let rules =
+            self.only.iter().map(|rule| (0, rule)).chain(self.drop.iter().map(|rule| (1, rule)));
+        for ((list, rule), is_matched) in rules.zip(&mut self.is_matched) {
+            // A rule is asked about every name: each must match one.
+            if rule.tensors.matches(name) {
+                *is_matched = true;
+                matches[list] = true;
+            }
+        }
+        matches == [true, false]
+    }
+
+    /// Fails if a rule matched no name.
+    pub fn finish(self) -> Result<(), StepError> {
+        let Selection { only, drop, is_matched, first } = self;
+        let rules =
+            only.iter().map(|rule| ("only", rule)).chain(drop.iter().map(|rule| ("drop", rule)));
+        let mut unmatched =
+            rules.zip(is_matched).filter(|((_, rule), is_matched)| !is_matched && !rule.optional);
+        let Some(((list, rule), _)) = unmatched.next() else { return Ok(()) };
+        let shown = format!("{list} = [\"{}\"]", rule.tensors);
+        Err(StepError::new(shown, StepFault::MatchesNothing { similar: first }))
+    }
+}

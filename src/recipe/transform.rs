@@ -1,0 +1,91 @@
+//! The steps of a recipe for one file, from checkpoints to one checkpoint.
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::{Checkpoint, NameIndex, Tensor};
+
+use super::error::{StepError, StepFault};
+use super::name_glob::GlobRule;
+use super::steps::{
+    CastRule, RenameRule, Selection, SliceRule, SplitRule, StackRule, cast_tensors, rename_tensors,
+    slice_tensors, split_tensors, stack_tensors,
+};
+
+/// What becomes of tensors, in the order of the fields.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Transform {
+    /// Keep only what one of these matches, if there is any.
+    pub only: Vec<GlobRule>,
+    /// Leave out what one of these matches.
+    pub drop: Vec<GlobRule>,
+    /// Rename, in order, each rule once.
+    pub rename: Vec<RenameRule>,
+    /// Keep a part of an axis.
+    pub slice: Vec<SliceRule>,
+    /// Make each step of an axis a tensor.
+    pub split: Vec<SplitRule>,
+    /// Stack tensors by number.
+    pub stack: Vec<StackRule>,
+    /// Cast to another type; the last match counts.
+    pub cast: Vec<CastRule>,
+}
+
+impl Transform {
+    /// Whether there is no step.
+    pub fn is_empty(&self) -> bool {
+        self.rule_count() == 0
+    }
+
+    /// The number of rules.
+    pub fn rule_count(&self) -> usize {
+        let Transform { only, drop, rename, slice, split, stack, cast } = self;
+        let selection = only.len() + drop.len() + rename.len();
+        selection + slice.len() + split.len() + stack.len() + cast.len()
+    }
+
+    /// The text that is equal for equal steps.
+    pub fn canonical_text(&self) -> String {
+        // Strings, numbers and lists always have a JSON form.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Does the steps with the tensors of a checkpoint, and of others that are joined with it.
+    pub fn apply(
+        &self,
+        first: Checkpoint,
+        others: Vec<Checkpoint>,
+    ) -> Result<Checkpoint, StepError> {
+        let mut joined = first;
+        for other in others {
+            joined.append(other);
+            joined.open_file = None;
+        }
+        let mut selection = Selection::new(&self.only, &self.drop);
+        joined.tensors.retain(|tensor| selection.keeps(&tensor.name));
+        // What cannot be shown and is left out anyway refuses nothing.
+        joined.refused.retain(|entry| selection.keeps(&entry.name));
+        selection.finish()?;
+        let mut tensors = joined.tensors;
+        rename_tensors(&self.rename, &mut tensors)?;
+        check_unique(&tensors, "rename")?;
+        slice_tensors(&self.slice, &mut tensors)?;
+        let tensors = split_tensors(&self.split, tensors)?;
+        let tensors = stack_tensors(&self.stack, tensors)?;
+        check_unique(&tensors, "split and stack")?;
+        joined.tensors = cast_tensors(&self.cast, tensors)?;
+        if !self.is_empty() {
+            let earlier = joined.recipe.as_deref().unwrap_or_default();
+            joined.recipe = Some(format!("{earlier}{}", self.canonical_text()).into());
+        }
+        Ok(joined)
+    }
+}
+
+/// Fails if two tensors have one name after some steps.
+fn check_unique(tensors: &[Tensor], steps: &str) -> Result<(), StepError> {
+    let unique = NameIndex::build(tensors.len(), |place| &*tensors[place].name);
+    let Err(second) = unique else { return Ok(()) };
+    let name = tensors[second].name.to_string();
+    Err(StepError::new(format!("`{steps}`"), StepFault::SameName { name }))
+}
