@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ckptfs import _ckptfs, child_process
 from ckptfs.errors import SafetensorError, error, in_words, of_system, wrong_type
-from ckptfs.settings import STORE_SETTINGS, check_switch, check_text, parse_path, store_environment
+from ckptfs.settings import STORE_SETTINGS, check_switch, check_text, parse_path, store_environment, views_json
 
 # The command itself waits for less; only an overloaded machine needs so many.
 _COMMAND_TIMEOUT_SECONDS = 60
@@ -126,7 +126,7 @@ class Mount:
 
 
 def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
-          follow_symlinks=False, ranks=None, delta_base=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
+          follow_symlinks=False, ranks=None, delta_base=None, views=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
           readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
           metrics=None, allow_http=None, anonymous=None, instance_metadata=None, stall_timeout=None,
           outage_timeout=None, poll_interval=None, connections=None, cache_dir=None, cache_size=None,
@@ -153,6 +153,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `follow_symlinks`: let links and index entries lead out of `source`.
     - `ranks`: the number of ranks of a training run; per-rank files of any other number are refused.
     - `delta_base`: the model that training began with, the base of the first delta of its versions.
+    - `views`: a recipe that says what is shown beside the files of `source` (docs/views.md): its path, a dictionary, or "auto"
+      for `.ckptfs.toml` in `source`.
     - `allow_other`: let other users use the mount.
     - `uid`, `gid`: the owner and the group of every file, as numbers; only root may choose them.
     - `memory`: for all caches of the daemon together, in bytes or as text such as "512M"; at least 16M.
@@ -216,6 +218,10 @@ def _command_options(options):
     keep, verbose = options.pop("keep"), options.pop("verbose")
     if not isinstance(verbose, int) or verbose < 0:
         raise error(f"verbose={verbose!r}: is no number of times", "give 0, 1, 2 or 3")
+    if isinstance(options["views"], dict):
+        options["views"] = views_json(options["views"])
+    elif options["views"] is not None:
+        options["views"] = parse_path(options["views"])
     words = ["--verbose"] * min(verbose, 3)
     words += [f"--keep={pattern}" for pattern in _patterns(keep)]
     for name in ("log_file", "delta_base"):

@@ -26,6 +26,7 @@ def load_file(
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
+    views: _Path | dict[str, Any] | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,

@@ -47,6 +47,8 @@ class LoadOptions(NamedTuple):
     ranks: int | None = None
     # The base of the first delta. `None` is the folder of version 0.
     delta_base: str | None = None
+    # A recipe: whether it is a path, and the path or its JSON.
+    views: tuple | None = None
     threads: int | None = None
     # Bytes that a load may hold beside its result.
     memory: int | None = None
@@ -121,9 +123,31 @@ def _check_path(value, name):
     return None if value is None else parse_path(value)
 
 
+def _check_views(value, name):
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return False, views_json(value, name)
+    if not isinstance(value, (str, os.PathLike)):
+        raise wrong_type(name, "the path of a recipe, or a dictionary", value)
+    return True, parse_path(value)
+
+
+def views_json(value, name="views"):
+    """A recipe in JSON. Rules may have types of torch."""
+    import json
+
+    def text(one):
+        if type(one).__module__ == "torch":
+            return str(one).removeprefix("torch.")
+        raise wrong_type(name, "a dictionary of text, numbers and lists", one)
+
+    return json.dumps(value, default=text)
+
+
 _CHECKS = {"allow_partial": check_switch, "follow_symlinks": check_switch, "leave_cache": check_switch,
            "cache": check_switch, "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
-           "into": _check_targets, "ranks": _check_ranks, "delta_base": _check_path}  # fmt: skip
+           "into": _check_targets, "ranks": _check_ranks, "delta_base": _check_path, "views": _check_views}  # fmt: skip
 
 
 def reading_memory(memory):

@@ -46,7 +46,7 @@ pub use directory::{
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};
 pub(crate) use name_index::NameIndex;
-pub use open::{open, open_by_name, open_candidate};
+pub use open::{choose_in_directory, open, open_by_name, open_candidate};
 pub use options::ParseOptions;
 pub use origins::OpenOrigins;
 pub(crate) use origins::{Scatter, scatters_of};

@@ -115,6 +115,19 @@ fn no_choice(
     no_choice_error(root, directory, path, names, found, &opens)
 }
 
+/// The candidate that a directory inside a root stands for.
+pub fn choose_in_directory(
+    root: &Arc<Root>,
+    directory: &Path,
+) -> Result<Candidate, CheckpointError> {
+    let names = root.file_names(directory)?;
+    choose_default(root, directory, &names).map(|choice| choice.candidate).map_err(|found| {
+        let opens = |_: &Candidate| Ok(true);
+        let path = root.shown_path(directory);
+        no_choice_error(root, directory, &path, &names, found, &opens)
+    })
+}
+
 /// The checkpoint that a directory shows although its files lie in the parent directory, as verl's do. The root is the
 /// parent then, as in a mount of it: links stay beneath that.
 fn find_in_parent(directory: &Path, links: LinkPolicy) -> Option<(Arc<Root>, PathBuf, Candidate)> {

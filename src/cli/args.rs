@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::checkpoint::ParseOptions;
 use crate::recipe::{self, CastRule, GlobRule, RenameRule, Transform};
 use crate::source;
-use crate::view::{KeepRules, ViewOptions};
+use crate::view::{KeepRules, RecipeSource, ViewOptions};
 
 use super::error::{CommandError, EXIT_USAGE, ErrorFormat};
 use super::help_text;
@@ -32,6 +32,7 @@ pub enum Command {
     Inspect(InspectArgs),
     Export(ExportArgs),
     Verify(VerifyArgs),
+    Views(ViewsArgs),
     #[cfg(feature = "remote")]
     Fetch(FetchArgs),
     #[cfg(feature = "remote")]
@@ -56,6 +57,7 @@ impl Command {
             Command::Inspect(args) => args.json,
             Command::Export(args) => args.json,
             Command::Verify(args) => args.json,
+            Command::Views(args) => args.json,
             #[cfg(feature = "remote")]
             Command::Fetch(args) => args.json,
             #[cfg(feature = "remote")]
@@ -77,6 +79,7 @@ impl Command {
             Command::Inspect(args) => Some(&args.store_args),
             Command::Export(args) => Some(&args.store_args),
             Command::Verify(args) => Some(&args.store_args),
+            Command::Views(args) => Some(&args.store_args),
             #[cfg(feature = "remote")]
             Command::Fetch(args) => Some(&args.store_args),
             #[cfg(feature = "remote")]
@@ -120,17 +123,22 @@ pub struct ViewArgs {
     /// Show matching files as they are (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
+    /// Show what a recipe says; auto takes .ckptfs.toml of the source
+    #[arg(long, value_name = "FILE")]
+    pub views: Option<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,
 }
 
 impl ViewArgs {
     pub fn to_options(&self) -> Result<ViewOptions, CommandError> {
-        let ViewArgs { show_originals, keep, parse_args } = self;
+        let ViewArgs { show_originals, keep, views, parse_args } = self;
         let keep = KeepRules::new(keep).map_err(|e| {
             CommandError::new(EXIT_USAGE, e, "write it as a shell does: optimizer*")
         })?;
-        Ok(ViewOptions { parse: parse_args.to_options(), show_originals: *show_originals, keep })
+        let recipe = views.as_deref().map(RecipeSource::from_option).transpose()?;
+        let parse = parse_args.to_options();
+        Ok(ViewOptions { parse, show_originals: *show_originals, keep, recipe })
     }
 }
 
@@ -143,6 +151,9 @@ pub struct InspectArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,
+    /// Take the paths as those that this recipe shows
+    #[arg(long, value_name = "FILE")]
+    pub views: Option<PathBuf>,
     /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
@@ -161,6 +172,9 @@ pub struct ExportArgs {
     pub path: PathBuf,
     #[command(flatten)]
     pub parse_args: ParseArgs,
+    /// Take the path as one that this recipe shows
+    #[arg(long, value_name = "FILE")]
+    pub views: Option<PathBuf>,
     #[command(flatten)]
     pub transform_args: TransformArgs,
     /// File or directory to write; - is standard output
@@ -211,6 +225,9 @@ pub struct VerifyArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,
+    /// Take the paths as those that this recipe shows
+    #[arg(long, value_name = "FILE")]
+    pub views: Option<PathBuf>,
     /// Compare with this checkpoint, of any format
     #[arg(long, value_name = "OTHER")]
     pub against: Option<PathBuf>,
@@ -219,6 +236,32 @@ pub struct VerifyArgs {
     pub json: bool,
     #[command(flatten)]
     pub store_args: StoreArgs,
+}
+
+/// Check a recipe against its sources, and print what it shows
+#[derive(Debug, Parser)]
+#[command(after_help = help_text::VIEWS)]
+pub struct ViewsArgs {
+    /// What to do with the recipe
+    pub action: ViewsAction,
+    /// A recipe, which docs/views.md describes
+    pub file: PathBuf,
+    /// The source that it is for [default: its directory]
+    pub source: Option<PathBuf>,
+    #[command(flatten)]
+    pub parse_args: ParseArgs,
+    /// Print JSON, as docs/formats.md describes it
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store_args: StoreArgs,
+}
+
+/// An action on a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ViewsAction {
+    /// Check every file, and print what it holds
+    Check,
 }
 
 /// Fetch checkpoints of a store into the cache on disk

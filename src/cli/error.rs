@@ -9,6 +9,7 @@ use crate::export::ExportError;
 use crate::fetch::FetchError;
 #[cfg(feature = "mount")]
 use crate::mount::MountError;
+use crate::recipe::RecipeError;
 use crate::view::ViewError;
 use crate::virtual_file::VirtualFileError;
 
@@ -131,6 +132,13 @@ fn list_details<T>(items: &[T], line: impl Fn(&T) -> String) -> Vec<String> {
         lines.push(format!("and {} more", items.len() - MAX_DETAILS_COUNT));
     }
     lines
+}
+
+impl From<RecipeError> for CommandError {
+    fn from(error: RecipeError) -> Self {
+        let code = if matches!(error, RecipeError::Io { .. }) { EXIT_FAILED } else { EXIT_REFUSED };
+        CommandError::new(code, &error, error.remedy())
+    }
 }
 
 impl From<VirtualFileError> for CommandError {

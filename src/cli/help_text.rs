@@ -50,6 +50,14 @@ Examples:
   ckptfs verify a.safetensors b.safetensors
   ckptfs verify runs/last.ckpt --against last.safetensors";
 
+pub const VIEWS: &str = "\
+A recipe says which checkpoints are shown cast, renamed, selected, sliced, stacked or split. Exits with 3 if one of \
+its files cannot be shown.
+
+Examples:
+  ckptfs views check models/views.toml
+  ckptfs views check views.toml /srv/models";
+
 #[cfg(feature = "remote")]
 pub const FETCH: &str = "\
 Fetches everything that a mount of URL would show: checkpoints, and the files beside them. Cached bytes \

@@ -32,7 +32,7 @@ use crate::source::raise_file_limit;
 use args::Command;
 #[cfg(feature = "remote")]
 use commands::{cache, fetch};
-use commands::{completions, export, inspect, ls, verify};
+use commands::{completions, export, inspect, ls, verify, views};
 #[cfg(feature = "mount")]
 use commands::{doctor, mount, status, unmount};
 use error::{CommandError, EXIT_OK, ErrorFormat};
@@ -91,6 +91,7 @@ pub fn run(words: Vec<OsString>) -> u8 {
         (Command::Inspect(args), Ok(())) => inspect::run(args, &mut out),
         (Command::Export(args), Ok(())) => export::run(args, &mut out),
         (Command::Verify(args), Ok(())) => verify::run(args, &mut out),
+        (Command::Views(args), Ok(())) => views::run(args, &mut out),
         #[cfg(feature = "remote")]
         (Command::Fetch(args), Ok(())) => fetch::run(args, &mut out),
         #[cfg(feature = "remote")]

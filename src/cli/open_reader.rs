@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::ParseOptions;
-use crate::recipe::Transform;
+use crate::checkpoint::{Checkpoint, ParseOptions};
+use crate::recipe::{Recipe, Transform};
 use crate::shell_word::shell_word;
 use crate::view;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
@@ -23,13 +23,26 @@ pub struct CheckpointReader {
     pub notes: Vec<String>,
 }
 
+/// Opens a checkpoint: the one at a path, or that which a recipe shows there.
+pub fn open_checkpoint(
+    path: &Path,
+    options: &ParseOptions,
+    views: Option<&Path>,
+) -> Result<Checkpoint, CommandError> {
+    match views {
+        None => Ok(view::open(path, options)?),
+        Some(recipe) => Ok(view::open_shown(path, &Recipe::read(recipe)?, options)?),
+    }
+}
+
 /// Opens a checkpoint, and its virtual file.
 pub fn open_reader(
     path: &Path,
     options: &ParseOptions,
+    views: Option<&Path>,
     transform: &Transform,
 ) -> Result<CheckpointReader, CommandError> {
-    let checkpoint = view::open(path, options)?;
+    let checkpoint = open_checkpoint(path, options, views)?;
     let checkpoint = transform.apply(checkpoint, Vec::new()).map_err(|error| {
         let message = format!("{}: {error}", path.display());
         CommandError::new(EXIT_REFUSED, message, error.remedy())

@@ -25,6 +25,7 @@ fn paths_of(command: &Command) -> Vec<&Path> {
         Command::Ls(_) | Command::Inspect(_) | Command::Completions(_) => Vec::new(),
         Command::Export(args) => vec![&args.path, &args.out],
         Command::Verify(args) => args.against.as_deref().into_iter().collect(),
+        Command::Views(args) => args.source.as_deref().into_iter().collect(),
         Command::Man(args) => args.dir.as_deref().into_iter().collect(),
         // URLs.
         #[cfg(feature = "remote")]

@@ -152,7 +152,9 @@ fn open_shown(
             let virtual_file = Arc::new(VirtualFile::plain(Arc::clone(file.file())));
             return Ok(Some(VirtualFileReader::open_with(&virtual_file, Some(file))?));
         }
-        ViewEntry::Index(_) | ViewEntry::Source(_) | ViewEntry::Link(..) => return Ok(None),
+        ViewEntry::Index(_) | ViewEntry::Config(_) | ViewEntry::Source(_) | ViewEntry::Link(..) => {
+            return Ok(None);
+        }
     };
     Ok(Some(VirtualFileReader::open(&virtual_file)?))
 }

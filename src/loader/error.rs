@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{CheckpointError, SliceError};
+use crate::recipe::RecipeError;
 use crate::shell_word::shell_word;
 use crate::source::SourceError;
 use crate::view::ViewError;
@@ -16,6 +17,9 @@ pub enum LoadError {
     /// The checkpoint cannot be found or parsed.
     #[error(transparent)]
     View(#[from] ViewError),
+    /// The recipe cannot be read.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     /// The checkpoint cannot be laid out.
     #[error(transparent)]
     VirtualFile(#[from] VirtualFileError),
@@ -99,6 +103,7 @@ impl LoadError {
     pub fn path(&self) -> &Path {
         match self {
             LoadError::View(error) => error.path(),
+            LoadError::Recipe(error) => error.path(),
             LoadError::VirtualFile(error) => error.path(),
             LoadError::Source(error) => error.path(),
             LoadError::UnknownTensor { path, .. }
@@ -116,6 +121,7 @@ impl LoadError {
     pub fn remedy(&self) -> Cow<'_, str> {
         Cow::Borrowed(match self {
             LoadError::View(error) => return error.remedy(),
+            LoadError::Recipe(error) => return error.remedy(),
             LoadError::VirtualFile(error) => return error.remedy(),
             LoadError::Source(error) => return error.remedy(),
             LoadError::UnknownTensor { path, .. } => {

@@ -51,6 +51,8 @@ pub struct LoadReport {
     pub disk_cached: u64,
     /// Bytes that are strided or byte-swapped in files of this machine, or changed by deltas.
     pub gathered: u64,
+    /// Bytes that were cast from another type, which are among the gathered ones.
+    pub cast: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
     /// Why bytes were not read from the sources themselves, and of how many tensors.
@@ -69,6 +71,7 @@ pub struct ByteTally {
     pub remote: AtomicU64,
     pub disk_cached: AtomicU64,
     pub gathered: AtomicU64,
+    pub cast: AtomicU64,
     pub memory: AtomicU64,
 }
 
@@ -91,6 +94,7 @@ impl LoadReport {
             remote,
             disk_cached,
             gathered,
+            cast,
             memory,
         } = tally;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -102,6 +106,7 @@ impl LoadReport {
         self.remote += read(remote);
         self.disk_cached += read(disk_cached);
         self.gathered += read(gathered);
+        self.cast += read(cast);
         self.memory += read(memory);
         if let Some(reason) = fallback {
             *self.fallbacks.entry(reason.to_owned()).or_default() += tensors;
@@ -121,6 +126,7 @@ impl LoadReport {
             remote,
             disk_cached,
             gathered,
+            cast,
             memory,
             fallbacks,
             without_gpudirect,
@@ -135,6 +141,7 @@ impl LoadReport {
         self.remote += remote;
         self.disk_cached += disk_cached;
         self.gathered += gathered;
+        self.cast += cast;
         self.memory += memory;
         for (reason, tensors) in fallbacks {
             *self.fallbacks.entry(reason.clone()).or_default() += tensors;
@@ -272,6 +279,15 @@ impl<S> SourceReader<'_, S> {
             ReadJob::Strided { bytes, offset, target, .. } => {
                 let len = target.len();
                 tally.gathered.fetch_add(len, Ordering::Relaxed);
+                if bytes.is_cast() {
+                    tally.cast.fetch_add(len, Ordering::Relaxed);
+                }
+                // It is read in small pieces, by several threads: the kernel is told what comes.
+                if let Some(run) = bytes.source_run(offset, len)
+                    && let Some(file) = sources.file(run.origin)
+                {
+                    file.advise_will_need(run.offset..run.offset + run.len);
+                }
                 self.fill(0..len, &mut [(0, target)], |buffer, _| {
                     sources.read(bytes, offset, buffer)
                 })?;

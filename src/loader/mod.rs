@@ -36,6 +36,6 @@ pub use execute::LoadReport;
 pub(crate) use handle::load_with_sink;
 pub use handle::{LoadRequest, OpenCheckpoint, Route, load_many, load_many_owned};
 pub use memory::{MapRefusal, MappedTensor, TensorBuffer};
-pub use open::{LoadOptions, open};
+pub use open::{LoadOptions, LoadRecipe, open};
 #[cfg(feature = "cuda")]
 pub(crate) use sink::{BUFFER_BYTES, Sink};

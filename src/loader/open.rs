@@ -12,8 +12,9 @@ use rustix::fs::Stat;
 
 use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, Format, ParseOptions};
 use crate::mount_info::{self, MountOrigin, RecordedOptions, SourceAttribute};
+use crate::recipe::{Recipe, RecipeError, RecipeFile, Transform};
 use crate::source::{self, LinkPolicy, OpenFile, Root, SourceError};
-use crate::view;
+use crate::view::{self, ViewError};
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::LoadError;
@@ -34,6 +35,34 @@ pub struct LoadOptions {
     pub leave_cache: bool,
     /// Read tensors of stores past the cache on disk. Headers stay in it.
     pub bypass_disk_cache: bool,
+    /// What becomes of the tensors.
+    pub recipe: Option<Arc<LoadRecipe>>,
+}
+
+/// What becomes of the tensors of a load.
+#[derive(Clone, Debug)]
+pub enum LoadRecipe {
+    /// Steps with the tensors of the checkpoint at the path.
+    Steps(Transform),
+    /// The path is that of a file which a recipe shows, beneath its source.
+    Files(Recipe),
+}
+
+impl LoadRecipe {
+    /// The recipe of a file.
+    pub fn read(path: &Path) -> Result<LoadRecipe, RecipeError> {
+        Ok(LoadRecipe::Files(Recipe::read(path)?))
+    }
+
+    /// The recipe of a JSON: a whole one, which has the key `file`, or steps alone.
+    pub fn parse_json(json: &str) -> Result<LoadRecipe, RecipeError> {
+        let path = Path::new("views");
+        let is_whole = |value: serde_json::Value| value.get("file").is_some();
+        if serde_json::from_str(json).is_ok_and(is_whole) {
+            return Ok(LoadRecipe::Files(Recipe::parse_json(json.as_bytes(), path)?));
+        }
+        Ok(LoadRecipe::Steps(Transform::parse_json(json, path)?))
+    }
 }
 
 /// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
@@ -42,14 +71,18 @@ const DEFAULT_THREADS: usize = 16;
 impl LoadOptions {
     /// Opens a checkpoint.
     pub fn open(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
-        self.open_resolved(path, || resolve(path, &self.parse))
+        self.open_resolved(path, || match &self.recipe {
+            Some(recipe) => open_by_recipe(path, recipe, &self.parse),
+            None => resolve(path, &self.parse),
+        })
     }
 
     /// Opens a checkpoint at a path that is on a filesystem of this machine's own, and so on no mount of ours, as
     /// [`mount_info::may_block`](crate::mount_info::may_block) tells.
     pub fn open_outside_mounts(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
-        self.open_resolved(path, || {
-            ResolvedCheckpoint::lay_out(view::open(path, &self.parse)?, Route::Plain)
+        self.open_resolved(path, || match &self.recipe {
+            Some(recipe) => open_by_recipe(path, recipe, &self.parse),
+            None => ResolvedCheckpoint::lay_out(view::open(path, &self.parse)?, Route::Plain),
         })
     }
 
@@ -80,8 +113,14 @@ impl LoadOptions {
     }
 
     fn concurrency(&self, path: &Path) -> Result<Concurrency, LoadError> {
-        let LoadOptions { parse: _, threads, buffer_bytes, leave_cache, bypass_disk_cache: _ } =
-            self;
+        let LoadOptions {
+            parse: _,
+            threads,
+            buffer_bytes,
+            leave_cache,
+            bypass_disk_cache: _,
+            recipe: _,
+        } = self;
         let (allowed, needed) = (buffer_bytes.unwrap_or(u64::MAX), BUFFER_BYTES as u64);
         if allowed < needed {
             return Err(LoadError::MemoryLimit { path: path.to_path_buf(), allowed, needed });
@@ -117,6 +156,25 @@ impl ResolvedCheckpoint {
         let virtual_file = VirtualFile::new(checkpoint)?;
         Ok(ResolvedCheckpoint { virtual_file, open_file, format, notes, route })
     }
+}
+
+/// Opens a checkpoint, and does with it what a recipe says.
+fn open_by_recipe(
+    path: &Path,
+    recipe: &LoadRecipe,
+    options: &ParseOptions,
+) -> Result<ResolvedCheckpoint, LoadError> {
+    let checkpoint = match recipe {
+        LoadRecipe::Files(recipe) => view::open_shown(path, recipe, options)?,
+        LoadRecipe::Steps(steps) => {
+            let checkpoint = view::open(path, options)?;
+            let path = checkpoint.path.clone();
+            steps
+                .apply(checkpoint, Vec::new())
+                .map_err(|error| ViewError::Recipe { path, fault: error.into() })?
+        }
+    };
+    ResolvedCheckpoint::lay_out(checkpoint, Route::Plain)
 }
 
 /// Resolves a path, through the mount that it may be on.
@@ -178,7 +236,7 @@ fn open_at_source(file: &Path, origin: &MountOrigin) -> Result<ResolvedCheckpoin
             if root.metadata(Path::new(""))?.dev == shown.st_dev {
                 return Ok(None);
             }
-            parse_source(&root, &origin.source.path, &options).map(Some)
+            parse_source(&root, &origin.source, &options).map(Some)
         });
         match resolved {
             Ok(Some(resolved)) if is_shown_by(&resolved, origin, &shown) => return Ok(resolved),
@@ -222,9 +280,17 @@ fn parse_options(recorded: &RecordedOptions) -> ParseOptions {
 
 fn parse_source(
     root: &Arc<Root>,
-    path: &Path,
+    attribute: &SourceAttribute,
     options: &ParseOptions,
 ) -> Result<ResolvedCheckpoint, LoadError> {
+    let path = &*attribute.path;
+    if let Some(recipe) = &attribute.recipe {
+        let source = root.shown_path(path);
+        let file = RecipeFile::from_json(recipe.as_bytes())
+            .ok_or_else(|| SourceError::Missing { path: source.clone() })?;
+        let checkpoint = view::open_recipe_file(root, path, &file, options)?;
+        return ResolvedCheckpoint::lay_out(checkpoint, Route::Direct { source });
+    }
     let source = root.shown_path(path);
     let Some(name) = path.file_name() else {
         return Err(SourceError::Missing { path: source }.into());

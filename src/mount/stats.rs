@@ -50,6 +50,8 @@ pub struct MountStats {
     pub errors: u64,
     /// Why the last of them failed, the newest first.
     pub last_errors: Vec<RecentError>,
+    /// Why files of the recipe are not shown.
+    pub refused_views: Vec<String>,
     /// Where the daemon logs.
     pub log: LogStats,
     /// Counts of virtual files.

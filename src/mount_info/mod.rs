@@ -27,7 +27,7 @@ pub const IDENTITY_XATTR: &str = "user.ckptfs.identity";
 pub const SOURCE_FORMAT_VERSION: u32 = 1;
 
 /// The kernel allows no larger attribute.
-const MAX_XATTR_BYTES: usize = 64 << 10;
+pub const MAX_XATTR_BYTES: usize = 64 << 10;
 
 const FUSE_MAGIC: FsWord = 0x6573_5546;
 
@@ -49,6 +49,9 @@ pub struct SourceAttribute {
     pub pid: u32,
     /// Its descriptor of the directory that `path` leads from.
     pub rootfd: i32,
+    /// The file of a recipe that it is made by, in JSON. `path` is then the directory that the recipe is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<String>,
 }
 
 /// The options that a checkpoint was parsed with.

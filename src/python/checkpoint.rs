@@ -42,6 +42,13 @@ pub struct PyLoadOptions {
     memory: Option<u64>,
     leave_cache: bool,
     cache: bool,
+    views: Option<ViewsArgument>,
+}
+
+/// A recipe as the package gives it.
+enum ViewsArgument {
+    File(PathBuf),
+    Json(String),
 }
 
 /// Not derived: what is derived interns each name at its first use in a cell that another thread may be filling. A child
@@ -60,12 +67,20 @@ impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
             memory: options.getattr("reading_memory")?.extract()?,
             leave_cache: options.getattr("leave_cache")?.extract()?,
             cache: options.getattr("cache")?.extract()?,
+            views: match options.getattr("views")? {
+                none if none.is_none() => None,
+                views => Some(match views.extract::<(bool, String)>()? {
+                    (true, path) => ViewsArgument::File(path.into()),
+                    (false, json) => ViewsArgument::Json(json),
+                }),
+            },
         })
     }
 }
 
-impl From<PyLoadOptions> for loader::LoadOptions {
-    fn from(options: PyLoadOptions) -> Self {
+impl PyLoadOptions {
+    /// The options of the loader.
+    pub fn into_options(self, py: Python<'_>) -> PyResult<loader::LoadOptions> {
         let PyLoadOptions {
             root,
             allow_partial,
@@ -76,7 +91,8 @@ impl From<PyLoadOptions> for loader::LoadOptions {
             memory,
             leave_cache,
             cache,
-        } = options;
+            views,
+        } = self;
         let parse = checkpoint::ParseOptions {
             root_key: root,
             allow_partial,
@@ -85,7 +101,20 @@ impl From<PyLoadOptions> for loader::LoadOptions {
             delta_base: delta_base.map(|base| source::absolute_path(Path::new(&base))),
         };
         let bypass_disk_cache = !cache;
-        loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache, bypass_disk_cache }
+        let recipe = match views {
+            None => Ok(None),
+            Some(ViewsArgument::File(path)) => loader::LoadRecipe::read(&path).map(Some),
+            Some(ViewsArgument::Json(json)) => loader::LoadRecipe::parse_json(&json).map(Some),
+        };
+        let recipe = recipe.map_err(|error| load_exception(py, &error.into()))?;
+        Ok(loader::LoadOptions {
+            parse,
+            threads,
+            buffer_bytes: memory,
+            leave_cache,
+            bypass_disk_cache,
+            recipe: recipe.map(Arc::new),
+        })
     }
 }
 
@@ -94,7 +123,7 @@ impl PyCheckpoint {
     /// Opens what a path leads to.
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options: PyLoadOptions) -> PyResult<PyCheckpoint> {
-        let options = loader::LoadOptions::from(options);
+        let options = options.into_options(py)?;
         let never = AtomicBool::new(false);
         let opened = if mount_info::may_block(&path) {
             // Opening cannot be stopped: it ends, or hangs and is abandoned.
@@ -108,7 +137,7 @@ impl PyCheckpoint {
     /// Opens a checkpoint whose bytes are in memory.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, bytes: &[u8], options: PyLoadOptions) -> PyResult<PyCheckpoint> {
-        let options = loader::LoadOptions::from(options);
+        let options = options.into_options(py)?;
         PyCheckpoint::from_result(py, py.detach(|| options.open_bytes(bytes)))
     }
 
@@ -219,7 +248,7 @@ pub fn open_each<'py>(
     paths: Vec<PathBuf>,
     options: PyLoadOptions,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let options = loader::LoadOptions::from(options);
+    let options = options.into_options(py)?;
     let may_block = paths.iter().any(|path| mount_info::may_block(path));
     let wait = if may_block { WaitMode::MayAbandon } else { WaitMode::Inline };
     let work = move || parallel_map(&paths, MAX_CONCURRENT_OPENS, |path| options.open(path));
@@ -258,7 +287,9 @@ impl PyCheckpoint {
     /// Whether it is one real safetensors file, whose own header has the places of tensors.
     fn is_single_safetensors(&self) -> bool {
         let virtual_file = self.checkpoint.virtual_file();
-        self.checkpoint.format() == Format::Safetensors && virtual_file.origins().len() == 1
+        self.checkpoint.format() == Format::Safetensors
+            && virtual_file.origins().len() == 1
+            && virtual_file.recipe().is_none()
     }
 
     fn offsets(&self) -> &[(u64, u64)] {

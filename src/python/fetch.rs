@@ -67,7 +67,7 @@ pub fn fetch(
     options: PyLoadOptions,
     callback: Option<Py<PyAny>>,
 ) -> PyResult<(u64, u64, u64)> {
-    let parse: ParseOptions = crate::loader::LoadOptions::from(options).parse;
+    let parse: ParseOptions = options.into_options(py)?.parse;
     let stop = Arc::new(AtomicBool::new(false));
     let progress = CallbackProgress {
         stop: Arc::clone(&stop),

@@ -38,6 +38,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             remote,
             disk_cached,
             gathered,
+            cast,
             memory,
             fallbacks,
             without_gpudirect,
@@ -55,6 +56,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             ("remote", remote),
             ("disk_cached", disk_cached),
             ("gathered", gathered),
+            ("cast", cast),
             ("memory", memory),
         ];
         for (name, bytes) in bytes.into_iter().filter(|(_, bytes)| *bytes > 0) {

@@ -9,13 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::error::RecipeError;
 use super::name_glob::NameGlob;
-use super::transform::Transform;
+use super::transform::{MAX_RULE_COUNT, Transform};
 
 /// Maximum bytes of a recipe: a hundred times one that names each layer of a large model.
-const MAX_RECIPE_BYTES: u64 = 1 << 20;
-
-/// Maximum number of rules of a file: each is tried on every name.
-const MAX_RULE_COUNT: usize = 1024;
+pub const MAX_RECIPE_BYTES: u64 = 1 << 20;
 
 /// Maximum number of files of a recipe.
 const MAX_FILE_COUNT: usize = 1024;
@@ -24,7 +21,7 @@ const MAX_FILE_COUNT: usize = 1024;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The files.
+    /// The files, in the order of the text.
     #[serde(rename = "file")]
     pub files: Vec<RecipeFile>,
 }
@@ -82,11 +79,20 @@ struct RecipeFileForm {
 impl Recipe {
     /// Reads a recipe from a file.
     pub fn read(path: &Path) -> Result<Recipe, RecipeError> {
+        Recipe::parse(&Recipe::read_text(path)?, path)
+    }
+
+    /// Reads the text of a recipe, and not more than a recipe can have.
+    pub fn read_text(path: &Path) -> Result<Vec<u8>, RecipeError> {
         let io_error = |error| RecipeError::Io { path: path.to_path_buf(), error };
-        let mut file = File::open(path).map_err(io_error)?.take(MAX_RECIPE_BYTES + 1);
+        let file = File::open(path).map_err(io_error)?;
+        if !file.metadata().map_err(io_error)?.is_file() {
+            return Err(io_error(std::io::Error::other("it is no file")));
+        }
         let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(io_error)?;
-        Recipe::parse(&text, path)
+        file.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut text).map_err(io_error)?;
+        check_length(&text, path)?;
+        Ok(text)
     }
 
     /// Parses the TOML of a recipe; `path` is for messages.
@@ -189,7 +195,7 @@ impl From<RecipeFile> for RecipeFileForm {
 }
 
 impl RelativePath {
-    /// The path.
+    /// The path, empty for the root of the view.
     pub fn as_path(&self) -> &Path {
         Path::new(&self.0)
     }

@@ -16,7 +16,7 @@ mod transform;
 
 pub use arguments::{ArgumentError, cast_argument, glob_argument, rename_argument};
 pub use error::{RecipeError, StepError, StepFault};
-pub use file::{ConfigFields, Recipe, RecipeFile, RelativePath};
+pub use file::{ConfigFields, MAX_RECIPE_BYTES, Recipe, RecipeFile, RelativePath};
 pub use name_glob::{GlobRule, NameGlob};
 pub use steps::{CastRule, RenameRule, SliceRule, SplitRule, StackRule};
 pub use transform::Transform;

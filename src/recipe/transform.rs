@@ -1,15 +1,20 @@
 //! The steps of a recipe for one file, from checkpoints to one checkpoint.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Checkpoint, NameIndex, Tensor};
 
-use super::error::{StepError, StepFault};
+use super::error::{RecipeError, StepError, StepFault};
 use super::name_glob::GlobRule;
 use super::steps::{
     CastRule, RenameRule, Selection, SliceRule, SplitRule, StackRule, cast_tensors, rename_tensors,
     slice_tensors, split_tensors, stack_tensors,
 };
+
+/// Maximum number of rules: each is tried on every name.
+pub const MAX_RULE_COUNT: usize = 1024;
 
 /// What becomes of tensors, in the order of the fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -42,6 +47,17 @@ impl Transform {
         let Transform { only, drop, rename, slice, split, stack, cast } = self;
         let selection = only.len() + drop.len() + rename.len();
         selection + slice.len() + split.len() + stack.len() + cast.len()
+    }
+
+    /// Parses steps in JSON, which has the keys of a recipe.
+    pub fn parse_json(json: &str, path: &Path) -> Result<Transform, RecipeError> {
+        let syntax = |message| RecipeError::Syntax { path: path.to_path_buf(), message };
+        let steps: Transform =
+            serde_json::from_str(json).map_err(|error| syntax(error.to_string()))?;
+        match steps.rule_count() <= MAX_RULE_COUNT {
+            true => Ok(steps),
+            false => Err(syntax(format!("more than {MAX_RULE_COUNT} rules"))),
+        }
     }
 
     /// The text that is equal for equal steps.

@@ -7,11 +7,12 @@ use std::time::SystemTime;
 
 use lru::LruCache;
 
-use crate::source::Root;
+use crate::source::{FileMetadata, Root, SourceError};
 use crate::threads::lock;
 
 use super::directory_plan::SingleTarget;
 use super::options::ViewOptions;
+use super::recipe_store::{RecipeSnapshot, RecipeStore};
 use super::virtual_file_cache::VirtualFileCache;
 
 /// Directories of which a change is remembered that their own timestamp does not show.
@@ -27,6 +28,7 @@ pub struct ViewContext {
     pub target: Option<SingleTarget>,
     pub options: ViewOptions,
     pub virtual_files: VirtualFileCache,
+    recipes: RecipeStore,
     /// When the content of a directory changed, where its own timestamp does not show that.
     change_times: Mutex<LruCache<PathBuf, SystemTime>>,
 }
@@ -41,12 +43,48 @@ impl ViewContext {
     ) -> ViewContext {
         let virtual_files = VirtualFileCache::new(cache_bytes);
         let change_times = Mutex::new(LruCache::new(MAX_CHANGE_TIMES));
-        ViewContext { root, base, target, options, virtual_files, change_times }
+        let recipes = RecipeStore::new(options.recipe.clone());
+        ViewContext { root, base, target, options, virtual_files, recipes, change_times }
     }
 
     /// The path from the root to a path in the view.
     pub fn source_path(&self, path: &Path) -> PathBuf {
         if path.as_os_str().is_empty() { self.base.clone() } else { self.base.join(path) }
+    }
+
+    /// The recipe as it is now. Where it has changed, the directories that it shows something in have, too.
+    pub fn recipe(&self) -> Arc<RecipeSnapshot> {
+        let (snapshot, changed) = self.recipes.refresh(&self.root, &self.base);
+        for directory in changed {
+            self.record_change(&self.source_path(&directory), snapshot.seen_at);
+        }
+        snapshot
+    }
+
+    /// The recipe as it was last seen. Reads nothing.
+    pub fn known_recipe(&self) -> Arc<RecipeSnapshot> {
+        self.recipes.known()
+    }
+
+    /// The path in the view of a path from the root; `None` if it is not beneath the view.
+    pub fn view_path<'p>(&self, path: &'p Path) -> Option<&'p Path> {
+        path.strip_prefix(&self.base).ok()
+    }
+
+    /// The metadata of a path from the root. A directory that only a recipe has is like the one that the view is of.
+    pub fn metadata(&self, path: &Path) -> Result<FileMetadata, SourceError> {
+        let recipe = self.recipe();
+        match self.root.metadata(path) {
+            Err(SourceError::Missing { .. })
+                if self.view_path(path).is_some_and(|path| recipe.has_directory(path)) =>
+            {
+                let mut metadata = self.root.metadata(&self.base)?;
+                metadata.mtime = metadata.mtime.max(recipe.seen_at);
+                metadata.ctime = metadata.ctime.max(recipe.seen_at);
+                Ok(metadata)
+            }
+            found => found,
+        }
     }
 
     /// Remembers that what a directory shows has changed although its own timestamp has not.

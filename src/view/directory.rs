@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::recipe::RecipeFile;
 use crate::source::{self, FileKind, FileMetadata, FileState, Root, SourceError};
 use crate::threads::lock;
 
@@ -15,9 +16,13 @@ use super::base_links::{BaseLinks, find_base_links};
 use super::context::ViewContext;
 use super::directory_plan::{DirectoryPlan, plan_directory};
 use super::entry::CheckpointCounts;
+use super::error::Refusal;
 use super::hf_cache::{HubNotes, find_hub_notes};
 use super::names::SortedNames;
 use super::planned_file::{BuildOutcome, PlannedFile};
+use super::recipe_plan::RecipePlan;
+use super::recipe_store::RecipeSnapshot;
+use super::rules::{PlanSource, VirtualFilePlan};
 use super::virtual_index;
 
 /// A directory as it was at one time.
@@ -38,6 +43,16 @@ pub struct DirectoryView {
     pub indexes: HashMap<OsString, usize>,
     /// Names that stay as they are by a rule, and why; sorted.
     pub skipped: Box<[(OsString, String)]>,
+    /// The place in `files` by the name of what a recipe shows beside a file.
+    pub beside: HashMap<OsString, usize>,
+    /// The place in `files` of the file whose recipe writes a configuration.
+    pub config: Option<usize>,
+    /// Names of directories that only a recipe has, sorted.
+    pub recipe_directories: Box<[OsString]>,
+    /// Why the recipe is refused; in the directory that the view is of.
+    pub recipe_refusal: Option<Arc<Refusal>>,
+    /// The recipe that it was planned by.
+    recipe_generation: u64,
     pub hub_notes: Option<HubNotes>,
     /// Links to files beside the base of a delta, shown where the delta is.
     pub base_links: BaseLinks,
@@ -65,22 +80,43 @@ impl DirectoryView {
         context: &ViewContext,
         path: &Path,
         metadata: &FileMetadata,
+        recipe: &RecipeSnapshot,
         former: Option<&DirectoryView>,
     ) -> Result<DirectoryView, SourceError> {
         let mut state = DirectoryState::from_metadata(metadata);
         let failures = source::store_failures();
         let (root, options) = (&context.root, &context.options);
         let target = context.target.as_ref().filter(|_| path == context.base);
-        let mut plan = plan_directory(root, path, &options.keep, target)?;
+        let plan = plan_directory(root, path, &options.keep, target);
+        let view_path = context.view_path(path);
+        let mut plan = match (plan, view_path) {
+            // A directory that only the recipe has.
+            (Err(SourceError::Missing { .. }), Some(inside)) if recipe.has_directory(inside) => {
+                DirectoryPlan::default()
+            }
+            (plan, _) => plan?,
+        };
         if options.show_originals {
             // A loader must not find a virtual file beside the pieces that it is joined from.
-            plan.files.retain(|file| !file.candidate.excludes_originals());
+            plan.files.retain(|file| !file.excludes_originals());
+        }
+        let recipes = view_path.map(|path| recipe.in_directory(path)).unwrap_or_default();
+        add_recipe_files(context, &mut plan, &recipes.files);
+        let is_new = |name: &OsString| plan.names.find(name).is_err();
+        let recipe_directories = recipes.directories.into_iter().filter(is_new).collect();
+        let (mut beside, mut config) = (HashMap::new(), None);
+        for (n, file) in plan.files.iter().enumerate() {
+            let Some(recipe) = file.recipe() else { continue };
+            recipe.beside.iter().for_each(|name| drop(beside.entry(name.clone()).or_insert(n)));
+            if !recipe.file.config.is_empty() {
+                config.get_or_insert(n);
+            }
         }
         let mut virtual_files = HashMap::new();
         let mut originals = HashMap::new();
         for (n, file) in plan.files.iter().enumerate() {
             virtual_files.insert(OsString::from(&file.name), n);
-            for original in file.candidate.hidden_names() {
+            for original in file.hidden_names() {
                 originals.insert(original.into(), n);
             }
         }
@@ -111,6 +147,11 @@ impl DirectoryView {
             originals,
             indexes,
             skipped,
+            beside,
+            config,
+            recipe_directories,
+            recipe_refusal: recipe.refusal.clone().filter(|_| path == context.base),
+            recipe_generation: recipe.generation,
             hub_notes: find_hub_notes(root.real_path(), path),
             base_links,
             logged_links: former
@@ -120,8 +161,16 @@ impl DirectoryView {
         })
     }
 
+    /// Whether only a recipe has a directory of this name.
+    pub fn has_recipe_directory(&self, name: &OsStr) -> bool {
+        self.recipe_directories.binary_search_by(|other| other.as_os_str().cmp(name)).is_ok()
+    }
+
     /// Whether this is what the directory holds now, given its present metadata.
-    pub fn matches(&self, metadata: &FileMetadata) -> bool {
+    pub fn matches(&self, metadata: &FileMetadata, recipe: &RecipeSnapshot) -> bool {
+        if self.recipe_generation != recipe.generation {
+            return false;
+        }
         let now = DirectoryState { is_settled: true, ..DirectoryState::from_metadata(metadata) };
         self.state == now
     }
@@ -197,5 +246,21 @@ impl DirectoryView {
                 _ => {}
             }
         }
+    }
+}
+
+/// Adds the files of a recipe to the plan of their directory. One takes the place of a checkpoint's virtual file of its
+/// name.
+fn add_recipe_files(context: &ViewContext, plan: &mut DirectoryPlan, files: &[Arc<RecipeFile>]) {
+    for file in files {
+        let name = file.path.name();
+        let place = plan.files.iter().position(|other| other.name == name);
+        let replaced = place.and_then(|place| match plan.files.remove(place).source {
+            PlanSource::Candidate(candidate) => Some(candidate),
+            PlanSource::Recipe(_) => None,
+        });
+        let recipe = RecipePlan::new(&context.root, &context.base, &plan.names, file, replaced);
+        let source = PlanSource::Recipe(Arc::new(recipe));
+        plan.files.push(VirtualFilePlan { source, name: name.to_owned() });
     }
 }

@@ -35,7 +35,7 @@ impl SingleTarget {
 }
 
 /// The names of a directory, and what is planned for them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DirectoryPlan {
     pub names: SortedNames,
     /// The kind of each name, in the same order.

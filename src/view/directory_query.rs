@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::threads::parallel_map;
@@ -10,6 +11,7 @@ use super::context::ViewContext;
 use super::directory::DirectoryView;
 use super::error::ViewError;
 use super::planned_file::{BuildOutcome, PlannedFile};
+use super::recipe_plan::CONFIG_NAME;
 use super::shown_file::VirtualFileSummary;
 
 /// Threads that parse the checkpoints of a directory: most of the work is waiting for the disk.
@@ -81,6 +83,21 @@ impl<'a> DirectoryQuery<'a> {
     pub fn indexed_file(&self, name: &OsStr) -> Result<Option<BuiltFile<'a>>, QueryError> {
         let Some(&n) = self.directory.indexes.get(name) else { return Ok(None) };
         self.build_file(n)
+    }
+
+    /// The file whose recipe shows a configuration by this name, if any.
+    pub fn config_file(&self, name: &OsStr) -> Result<Option<BuiltFile<'a>>, QueryError> {
+        match self.directory.config.filter(|_| name == CONFIG_NAME) {
+            Some(n) => self.build_file(n),
+            None => Ok(None),
+        }
+    }
+
+    /// The directory from the root that has a name which a recipe shows beside its file, if any.
+    pub fn beside_directory(&self, name: &OsStr) -> Result<Option<&'a Path>, QueryError> {
+        let Some(&n) = self.directory.beside.get(name) else { return Ok(None) };
+        let built = self.build_file(n)?;
+        Ok(built.and_then(|built| Some(&*built.file.plan.recipe()?.beside_directory)))
     }
 
     /// Whether a name stands for a virtual file.

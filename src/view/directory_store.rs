@@ -15,8 +15,9 @@ use super::context::ViewContext;
 use super::directory::DirectoryView;
 use super::directory_query::{DirectoryQuery, QueryError};
 use super::entry::CheckpointCounts;
-use super::error::ViewError;
+use super::error::{Refusal, ViewError};
 use super::hf_cache::HubNotes;
+use super::planned_file::BuildOutcome;
 
 /// Bytes for the plans of directories, whatever the budget: at least the first, at most the second.
 const DIRECTORY_CACHE_BYTES: [u64; 2] = [1 << 20, 64 << 20];
@@ -107,20 +108,22 @@ impl DirectoryStore {
         stale: Option<&Arc<DirectoryView>>,
     ) -> Result<Arc<DirectoryView>, ViewError> {
         let known = lock(&self.cache).get(path);
-        let metadata = self.context.root.metadata(path)?;
+        let metadata = self.context.metadata(path)?;
+        let recipe = self.context.known_recipe();
         if let Some(known) = &known
             && !stale.is_some_and(|stale| Arc::ptr_eq(stale, known))
-            && known.matches(&metadata)
+            && known.matches(&metadata, &recipe)
         {
             return Ok(Arc::clone(known));
         }
-        let mut new = DirectoryView::read(&self.context, path, &metadata, known.as_deref())?;
+        let mut new =
+            DirectoryView::read(&self.context, path, &metadata, &recipe, known.as_deref())?;
         let mut cache = lock(&self.cache);
         // Another thread may have read it meanwhile; what that began to parse is not parsed again.
         if let Some(other) = cache.get(path)
             && !known.is_some_and(|known| Arc::ptr_eq(&other, &known))
         {
-            if other.matches(&metadata) {
+            if other.matches(&metadata, &recipe) {
                 return Ok(other);
             }
             new.adopt_outcomes(&other);
@@ -171,6 +174,18 @@ impl DirectoryStore {
             directory.count(&mut counts);
         }
         counts
+    }
+
+    /// The refusals of files of a recipe that are known.
+    pub fn recipe_refusals(&self) -> Vec<Arc<Refusal>> {
+        let cache = lock(&self.cache);
+        let files = cache.directories.iter().flat_map(|(_, directory)| &directory.files);
+        let files = files.filter(|file| file.plan.recipe().is_some());
+        let refusals = files.filter_map(|file| match file.known_outcome() {
+            Some(BuildOutcome::Refused(refusal)) => Some(Arc::clone(refusal)),
+            _ => None,
+        });
+        refusals.collect()
     }
 
     /// Whether a name stands for a virtual file. Not where the directory cannot be read.

@@ -16,6 +16,8 @@ pub enum ViewEntry {
     VirtualFile(Arc<ShownFile>),
     /// The virtual index of a set that is shown as one file: it names that file for every tensor.
     Index(Arc<ShownFile>),
+    /// The configuration that a recipe shows beside its file.
+    Config(Arc<ShownFile>),
     /// A source file or directory, as it is; a link whose target the view hides, as that target.
     Source(FileMetadata),
     /// A link and its target; `None` where following it is refused.
@@ -26,7 +28,9 @@ impl ViewEntry {
     /// The metadata of the virtual file, source file or link.
     pub fn metadata(&self) -> &FileMetadata {
         match self {
-            ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) => shown.metadata(),
+            ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) | ViewEntry::Config(shown) => {
+                shown.metadata()
+            }
             ViewEntry::Source(metadata) | ViewEntry::Link(metadata, _) => metadata,
         }
     }

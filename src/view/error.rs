@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::checkpoint::CheckpointError;
+use crate::recipe::StepError;
 use crate::source::{SourceError, WAIT_REMEDY};
 use crate::virtual_file::VirtualFileError;
 
@@ -23,6 +24,14 @@ pub enum ViewError {
     /// The one checkpoint that the view is for cannot be shown.
     #[error("{}", .0.reason)]
     Refused(Arc<Refusal>),
+    /// A file of a recipe cannot be shown.
+    #[error("{path}: {fault}")]
+    Recipe {
+        /// Where it would be shown.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RecipeFault,
+    },
     /// The files differ at every look.
     #[error("{path}: changes faster than it can be read")]
     KeepsChanging {
@@ -39,7 +48,7 @@ impl ViewError {
             ViewError::Checkpoint(error) => error.path(),
             ViewError::VirtualFile(error) => error.path(),
             ViewError::Refused(refusal) => &refusal.path,
-            ViewError::KeepsChanging { path } => path,
+            ViewError::Recipe { path, .. } | ViewError::KeepsChanging { path } => path,
         }
     }
 
@@ -82,6 +91,7 @@ impl ViewError {
             ViewError::Checkpoint(error) => error.remedy(),
             ViewError::VirtualFile(error) => error.remedy(),
             ViewError::Refused(refusal) => refusal.remedy.as_str().into(),
+            ViewError::Recipe { fault, .. } => fault.remedy().into(),
             ViewError::KeepsChanging { .. } => WAIT_REMEDY.into(),
         }
     }
@@ -92,8 +102,42 @@ impl ViewError {
             ViewError::Source(error) => error.is_refusal(),
             ViewError::Checkpoint(error) => error.is_refusal(),
             ViewError::VirtualFile(error) => error.is_refusal(),
-            ViewError::Refused(_) => true,
+            ViewError::Refused(_) | ViewError::Recipe { .. } => true,
             ViewError::KeepsChanging { .. } => false,
+        }
+    }
+}
+
+/// What is wrong with a file of a recipe.
+#[allow(missing_docs)] // The messages name the fields.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecipeFault {
+    /// It would hide a file of the source.
+    #[error("the recipe shows {shown}, and the source has a file or directory of that name")]
+    HidesFile { shown: String },
+    /// No file to show beside it.
+    #[error("the rule beside = [\"{glob}\"] matches no name in {directory}")]
+    NothingBeside { glob: String, directory: String },
+    /// The configuration has no fields to set.
+    #[error("its configuration {config} {reason}")]
+    Config { config: String, reason: String },
+    /// The path is none of a recipe.
+    #[error("the recipe shows no such file; it shows: {shown}")]
+    NotShown { shown: String },
+    /// A step cannot be done.
+    #[error(transparent)]
+    Step(#[from] StepError),
+}
+
+impl RecipeFault {
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            RecipeFault::HidesFile { .. } => "give the file of the recipe another path",
+            RecipeFault::NothingBeside { .. } => "correct the glob, or leave it out",
+            RecipeFault::Config { .. } => "correct the configuration, or leave `config` out",
+            RecipeFault::NotShown { .. } => "give one of these paths, beneath the source",
+            RecipeFault::Step(error) => error.remedy(),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::entry::{ListedEntry, Listing, NamedEntry, ViewEntry};
 use super::error::ViewError;
 use super::names::SortedNames;
 use super::planned_file::BuildOutcome;
+use super::recipe_plan::CONFIG_NAME;
 use super::shown_file::ShownFile;
 use super::symlinks;
 
@@ -30,6 +31,18 @@ impl Lookup<'_> {
         if let Some(built) = self.query.indexed_file(name)? {
             let shown = built.file.shown_file(&built.summary);
             return Ok(shown.map(|shown| ViewEntry::Index(Arc::new(shown.into_index()))));
+        }
+        if let Some(built) = self.query.config_file(name)? {
+            let shown = built.file.shown_file(&built.summary).and_then(ShownFile::into_config);
+            return Ok(shown.map(|shown| ViewEntry::Config(Arc::new(shown))));
+        }
+        if let Some(entry) = self.beside_entry(name)? {
+            return Ok(Some(entry));
+        }
+        if self.query.directory.has_recipe_directory(name) {
+            let path = self.query.directory.path.join(name);
+            let found = self.query.context.metadata(&path).map_err(ViewError::from)?;
+            return Ok(Some(ViewEntry::Source(self.store.with_change_time(&path, found))));
         }
         if self.store.query_shows_as_is(&self.query, name)? {
             return Ok(self.source_entry(name)?);
@@ -52,6 +65,29 @@ impl Lookup<'_> {
             && !self.query.context.options.show_originals;
         let links = self.query.directory.base_links.keys();
         links.filter(move |_| is_shown).map(OsString::as_os_str)
+    }
+
+    /// A link to what a recipe shows beside its file, if that is shown as it is.
+    fn beside_entry(&self, name: &OsStr) -> Result<Option<ViewEntry>, QueryError> {
+        let Some(directory) = self.query.beside_directory(name)? else { return Ok(None) };
+        let (path, root) = (directory.join(name), &self.query.context.root);
+        let is_shown =
+            directory == self.query.directory.path || self.store.shows_as_is(directory, name);
+        let Ok(found) = root.metadata(&path) else { return Ok(None) };
+        Ok(is_shown.then(|| symlinks::relative_link(&self.query.directory.path, &path, found)))
+    }
+
+    /// The names that recipes add to the directory.
+    fn recipe_names(&self) -> Result<Vec<OsString>, QueryError> {
+        let directory = self.query.directory;
+        let mut names: Vec<OsString> = directory.recipe_directories.to_vec();
+        let config = OsString::from(CONFIG_NAME);
+        for name in directory.config.iter().map(|_| &config).chain(directory.beside.keys()) {
+            if self.query.config_file(name)?.is_some() || self.beside_entry(name)?.is_some() {
+                names.push(name.clone());
+            }
+        }
+        Ok(names)
     }
 
     /// What a shown name stands for; `None` if it is gone. An error where only its kind is known.
@@ -81,6 +117,12 @@ impl Lookup<'_> {
                 }
             }
         }
+        listing.refused.extend(directory.recipe_refusal.clone());
+        for name in self.recipe_names()? {
+            if let Some(entry) = self.entry(&name)? {
+                listing.entries.push(NamedEntry { name, entry });
+            }
+        }
         for name in directory.names.iter().chain(self.base_link_names(&outcomes)) {
             if let Some(reason) = self.hidden_reason(name, &outcomes) {
                 listing.hidden.push((name.to_owned(), reason));
@@ -101,6 +143,8 @@ impl Lookup<'_> {
     /// The names that the directory shows. Parses each checkpoint, and reads nothing of other files.
     pub fn shown_names(&self) -> Result<SortedNames, QueryError> {
         let outcomes = self.query.outcomes()?;
+        let recipe_names = self.recipe_names()?;
+        let recipe_names = recipe_names.iter().map(OsString::as_os_str);
         let directory = self.query.directory;
         let files = directory.files.iter().zip(&outcomes);
         let virtual_files = files.filter(|(_, outcome)| outcome.is_virtual_file());
@@ -108,7 +152,8 @@ impl Lookup<'_> {
         let others =
             directory.names.iter().filter(|name| self.hidden_reason(name, &outcomes).is_none());
         let links = self.base_link_names(&outcomes);
-        let mut names: Vec<&OsStr> = virtual_names.chain(others).chain(links).collect();
+        let mut names: Vec<&OsStr> =
+            virtual_names.chain(others).chain(links).chain(recipe_names).collect();
         names.sort();
         names.dedup();
         Ok(SortedNames::from_sorted(names))

@@ -21,6 +21,8 @@ mod names;
 mod near_misses;
 mod options;
 mod planned_file;
+mod recipe_plan;
+mod recipe_store;
 mod rules;
 mod safetensors_headers;
 mod shown_file;
@@ -44,10 +46,11 @@ use directory_plan::SingleTarget;
 use directory_query::QueryError;
 use directory_store::DirectoryStore;
 pub use entry::{CheckpointCounts, ListedEntry, Listing, NamedEntry, ViewEntry};
-pub use error::{Refusal, ViewError};
+pub use error::{RecipeFault, Refusal, ViewError};
 use lookup::Lookup;
 pub use names::SortedNames;
-pub use options::{KeepPatternError, KeepRules, ViewOptions};
+pub use options::{KeepPatternError, KeepRules, RecipeSource, ViewOptions};
+pub use recipe_plan::{open_recipe_file, open_shown};
 pub use rules::virtual_file_name;
 pub use safetensors_headers::SafetensorsHeader;
 pub use shown_file::ShownFile;
@@ -136,7 +139,7 @@ impl View {
     /// later where what it shows has changed without that.
     pub fn metadata(&self, path: &Path) -> Result<FileMetadata, ViewError> {
         let path = self.source_path(path);
-        Ok(self.directories.with_change_time(&path, self.root().metadata(&path)?))
+        Ok(self.directories.with_change_time(&path, self.context().metadata(&path)?))
     }
 
     /// The metadata of the root of a store as it was last seen; `None` for any other source. Sends no request: the
@@ -204,6 +207,18 @@ impl View {
     /// Opens a file that is shown as it is.
     pub fn open(&self, path: &Path) -> Result<OpenFile, ViewError> {
         Ok(OpenFile::open_in_root(self.root(), &self.source_path(path))?)
+    }
+
+    /// Why nothing of the recipe is shown, if it is refused. Reads nothing.
+    fn recipe_refusal(&self) -> Option<Arc<Refusal>> {
+        self.context().known_recipe().refusal.clone()
+    }
+
+    /// Why files of the recipe are not shown, of those that were looked at. Reads nothing.
+    pub fn recipe_refusals(&self) -> Vec<Arc<Refusal>> {
+        let mut refusals: Vec<_> = self.recipe_refusal().into_iter().collect();
+        refusals.extend(self.directories.recipe_refusals());
+        refusals
     }
 
     /// The number of bytes of virtual files that are kept for the next open.

@@ -1,8 +1,12 @@
 //! Options of a view, and the names that it never turns into virtual files.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
 use glob::{MatchOptions, Pattern};
 
 use crate::checkpoint::{self, ParseOptions};
+use crate::recipe::{Recipe, RecipeError};
 
 /// How a view is made.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +17,38 @@ pub struct ViewOptions {
     pub show_originals: bool,
     /// Names that never become a virtual file.
     pub keep: KeepRules,
+    /// What is shown beside the files of the source.
+    pub recipe: Option<RecipeSource>,
+}
+
+/// Where a recipe comes from.
+#[derive(Clone, Debug)]
+pub enum RecipeSource {
+    /// A file, which may change.
+    File(PathBuf),
+    /// The file `.ckptfs.toml` of the source, if it has one.
+    Auto,
+    /// One that does not change.
+    Fixed(Arc<Recipe>),
+}
+
+impl RecipeSource {
+    /// The source that an option names: `auto`, a file, or a recipe itself in JSON.
+    pub fn from_option(option: &Path) -> Result<RecipeSource, RecipeError> {
+        let text = option.as_os_str().as_encoded_bytes();
+        if text == b"auto" {
+            return Ok(RecipeSource::Auto);
+        }
+        if text.starts_with(b"{") {
+            let recipe = Recipe::parse_json(text, Path::new("the recipe"))?;
+            return Ok(RecipeSource::Fixed(Arc::new(recipe)));
+        }
+        // A daemon works in another directory.
+        let absolute = std::path::absolute(option).unwrap_or_else(|_| option.to_path_buf());
+        // A recipe that is wrong at once is a mistake of the call.
+        Recipe::read(&absolute)?;
+        Ok(RecipeSource::File(absolute))
+    }
 }
 
 /// Which names stay as they are: optimizer state and the like, always, and the user's patterns.

@@ -95,11 +95,9 @@ impl BuildOutcome {
 impl PlannedFile {
     /// A plan for files of a directory that nothing is known of yet.
     pub fn new(directory: &Path, plan: VirtualFilePlan) -> PlannedFile {
-        let own = plan.candidate.watched_paths().into_iter().map(|name| directory.join(name));
-        let files = own.chain(plan.candidate.watched_root_paths().iter().cloned()).collect();
         PlannedFile {
+            files: plan.watched_paths(directory),
             plan,
-            files,
             result: OnceLock::new(),
             snapshot: Mutex::new(None),
             is_outdated: AtomicBool::new(false),
@@ -172,9 +170,9 @@ impl PlannedFile {
 
     /// The refusal of files that never stay the same long enough to be read.
     pub fn unstable_refusal(&self, context: &ViewContext, directory: &Path) -> BuildOutcome {
-        let path = context.root.shown_path(&directory.join(&self.plan.candidate.name));
+        let path = context.root.shown_path(&directory.join(self.plan.source_name()));
         let error = ViewError::KeepsChanging { path };
-        BuildOutcome::Refused(Arc::new(Refusal::new(self.plan.candidate.original_names(), &error)))
+        BuildOutcome::Refused(Arc::new(Refusal::new(self.plan.original_names(), &error)))
     }
 
     /// The outcome, if there is one.
@@ -203,6 +201,7 @@ impl PlannedFile {
             .into_iter()
             .map(|metadata| metadata.map(|metadata| metadata.state()))
             .collect();
+        // A folder that a recipe names may be missing.
         let is_settled = settled == states;
         let started = Instant::now();
         let previous = self.superseded.as_ref().map(|superseded| &superseded.previous);
@@ -216,7 +215,7 @@ impl PlannedFile {
             }
             Err(error) => {
                 may_pass = error.may_pass();
-                let refusal = Refusal::new(self.plan.candidate.original_names(), &error);
+                let refusal = Refusal::new(self.plan.original_names(), &error);
                 if !error.is_outage() {
                     self.log_refusal(&refusal, previous);
                 }
@@ -238,7 +237,7 @@ impl PlannedFile {
 
     fn log_refusal(&self, refusal: &Refusal, previous: Option<&BuildOutcome>) {
         let Refusal { reason, remedy, is_not_checkpoint, .. } = refusal;
-        let name = self.plan.candidate.name.as_str();
+        let name = self.plan.source_name();
         let is_logged = previous.is_some_and(|previous| previous.is_refused_for(reason));
         if *is_not_checkpoint || is_logged {
             tracing::debug!(name, reason, "stays as it is");

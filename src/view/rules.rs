@@ -5,20 +5,96 @@
 //! files of the names that loaders look for become virtual files; in any other, each checkpoint does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::checkpoint::{
     Candidate, CandidateFiles, LoaderName, lone_shard_note, unsharded_name_of_index,
 };
 
 use super::options::KeepRules;
+use super::recipe_plan::RecipePlan;
 
 /// A checkpoint that is to be a virtual file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualFilePlan {
-    pub candidate: Candidate,
+    pub source: PlanSource,
     /// The virtual file's name.
     pub name: String,
+}
+
+/// What a virtual file is to be made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanSource {
+    /// A checkpoint of the directory.
+    Candidate(Candidate),
+    /// What a recipe says.
+    Recipe(Arc<RecipePlan>),
+}
+
+impl VirtualFilePlan {
+    /// The checkpoint of the directory that the virtual file is made of, or takes the place of.
+    fn candidate(&self) -> Option<&Candidate> {
+        match &self.source {
+            PlanSource::Candidate(candidate) => Some(candidate),
+            PlanSource::Recipe(plan) => plan.replaced.as_ref(),
+        }
+    }
+
+    /// The file of a recipe, if it is one.
+    pub fn recipe(&self) -> Option<&Arc<RecipePlan>> {
+        match &self.source {
+            PlanSource::Candidate(_) => None,
+            PlanSource::Recipe(plan) => Some(plan),
+        }
+    }
+
+    /// The names that the virtual file hides.
+    pub fn hidden_names(&self) -> Vec<String> {
+        self.candidate().map(Candidate::hidden_names).unwrap_or_default()
+    }
+
+    /// Whether it cannot be shown beside the files that it is made of.
+    pub fn excludes_originals(&self) -> bool {
+        self.recipe().is_none() && self.candidate().is_some_and(Candidate::excludes_originals)
+    }
+
+    /// The index by which loaders know what it is made of, if there is one.
+    pub fn index_name(&self) -> Option<&str> {
+        match &self.source {
+            PlanSource::Candidate(candidate) => candidate.index_name(),
+            PlanSource::Recipe(_) => None,
+        }
+    }
+
+    /// The names of what it is made of: files of the directory, or paths in the view.
+    pub fn original_names(&self) -> Vec<String> {
+        match &self.source {
+            PlanSource::Candidate(candidate) => candidate.original_names(),
+            PlanSource::Recipe(plan) => {
+                plan.file.from.iter().map(|from| from.as_str().to_owned()).collect()
+            }
+        }
+    }
+
+    /// The name by which its source is called.
+    pub fn source_name(&self) -> &str {
+        match &self.source {
+            PlanSource::Candidate(candidate) => &candidate.name,
+            PlanSource::Recipe(_) => &self.name,
+        }
+    }
+
+    /// The paths from the root whose state decides what it is.
+    pub fn watched_paths(&self, directory: &Path) -> Vec<PathBuf> {
+        match &self.source {
+            PlanSource::Candidate(candidate) => {
+                let own = candidate.watched_paths().into_iter().map(|name| directory.join(name));
+                own.chain(candidate.watched_root_paths().iter().cloned()).collect()
+            }
+            PlanSource::Recipe(plan) => plan.watched_paths().to_vec(),
+        }
+    }
 }
 
 /// What the names of a directory decide.
@@ -139,7 +215,8 @@ pub fn plan_names(names: &[String], candidates: Vec<Candidate>, keep: &KeepRules
         if let Some(candidate) = candidates.next() {
             let reason = format!("{target} is made of {}", candidate.name);
             plan.skipped.extend(candidates.map(|c| (c.name, reason.clone())));
-            plan.files.push(VirtualFilePlan { candidate, name: target });
+            let source = PlanSource::Candidate(candidate);
+            plan.files.push(VirtualFilePlan { source, name: target });
         }
     }
     plan.skipped.sort();

@@ -30,7 +30,7 @@ fn planned_with(
     names.sort();
     let candidates = candidates_by_name(&root, &directory, &names, &|name| keep.matches(name));
     let NamePlan { files, skipped } = plan_names(&names, candidates, keep);
-    (files.into_iter().map(|p| format!("{} < {}", p.name, p.candidate.name)).collect(), skipped)
+    (files.into_iter().map(|p| format!("{} < {}", p.name, p.source_name())).collect(), skipped)
 }
 
 /// The skipped names, and why.
@@ -242,7 +242,7 @@ fn numbered_files_that_the_index_does_not_name_go_with_it() {
     let NamePlan { files, skipped } = plan_names(&names, candidates, &KeepRules::default());
     assert_eq!(skipped, []);
     let [plan] = files.try_into().unwrap();
-    assert_eq!(plan.candidate.original_names(), [index, own, stale]);
+    assert_eq!(plan.original_names(), [index, own, stale]);
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub fn read_headers(
                 && is_candidate(&named.name)
                 && !leads_to_virtual_file(store, directory, &named.name)
         }
-        ViewEntry::VirtualFile(_) | ViewEntry::Index(_) => false,
+        ViewEntry::VirtualFile(_) | ViewEntry::Index(_) | ViewEntry::Config(_) => false,
     };
     let names: Vec<&str> =
         entries.iter().filter(is_read).filter_map(|named| named.name.to_str()).collect();

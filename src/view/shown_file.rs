@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Format, ParseOptions, SelectError};
+use crate::recipe::RecipeFile;
 use crate::source::{FileMetadata, SourceError};
 use crate::threads::lock;
 use crate::virtual_file::{Digest, VirtualFile};
 
 use super::context::ViewContext;
 use super::error::ViewError;
-use super::rules::VirtualFilePlan;
+use super::rules::{PlanSource, VirtualFilePlan};
 use super::virtual_index;
 
 /// What is known of a virtual file without holding it.
@@ -23,6 +24,8 @@ pub struct VirtualFileSummary {
     size: u64,
     /// Bytes of the index that names the virtual file, where there is one.
     index_size: u64,
+    /// The configuration that a recipe shows beside it.
+    config: Option<Arc<[u8]>>,
     identity: Digest,
     layout_hash: Digest,
     tensors: usize,
@@ -38,7 +41,17 @@ pub struct VirtualFileSummary {
 pub struct ShownFile {
     summary: Arc<VirtualFileSummary>,
     metadata: Arc<FileMetadata>,
-    is_index: bool,
+    content: ShownContent,
+}
+
+/// What a shown file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShownContent {
+    Tensors,
+    /// The index that names the virtual file.
+    Index,
+    /// The configuration of a recipe.
+    Config,
 }
 
 impl VirtualFileSummary {
@@ -56,7 +69,11 @@ impl VirtualFileSummary {
         let Checkpoint { format, options, .. } = &checkpoint;
         let (format, options) = (*format, options.clone());
         let file = Arc::new(VirtualFile::new(checkpoint)?);
-        let index_size = match plan.candidate.index_name() {
+        let config = match plan.recipe() {
+            Some(recipe) => recipe.config_text(&context.root, &context.base)?.map(Arc::from),
+            None => None,
+        };
+        let index_size = match plan.index_name() {
             Some(_) => virtual_index::index_json(&file, &plan.name).len() as u64,
             None => 0,
         };
@@ -69,6 +86,7 @@ impl VirtualFileSummary {
             options,
             size: file.size(),
             index_size,
+            config,
             identity: file.identity(),
             layout_hash: file.layout_hash(),
             tensors: file.tensors().len(),
@@ -120,7 +138,7 @@ impl VirtualFileSummary {
     }
 
     fn source(&self) -> PathBuf {
-        self.directory.join(&self.plan.candidate.name)
+        self.directory.join(self.plan.source_name())
     }
 }
 
@@ -130,32 +148,43 @@ fn parse(
     plan: &VirtualFilePlan,
     options: &ParseOptions,
 ) -> Result<Checkpoint, ViewError> {
-    let parse = |options: &ParseOptions| {
-        checkpoint::open_candidate(&context.root, directory, &plan.candidate, options)
+    let parse = |options: &ParseOptions| match &plan.source {
+        PlanSource::Candidate(candidate) => {
+            Ok(checkpoint::open_candidate(&context.root, directory, candidate, options)?)
+        }
+        PlanSource::Recipe(recipe) => recipe.open(&context.root, &context.base, options),
     };
     match parse(options) {
         // Of a directory, the key is for those checkpoints that have it.
-        Err(CheckpointError::Selection { error: SelectError::NoSuchKey { key, .. }, .. })
-            if context.target.is_none() =>
-        {
+        Err(ViewError::Checkpoint(CheckpointError::Selection {
+            error: SelectError::NoSuchKey { key, .. },
+            ..
+        })) if context.target.is_none() => {
             let mut checkpoint = parse(&options.without_root_key())?;
             checkpoint.notes.push(format!("has no `{key}`: shown by the default rules instead"));
             Ok(checkpoint)
         }
-        parsed => Ok(parsed?),
+        parsed => parsed,
     }
 }
 
 impl ShownFile {
     /// A virtual file with the present metadata of its sources.
     pub fn new(summary: &Arc<VirtualFileSummary>, metadata: Arc<FileMetadata>) -> ShownFile {
-        ShownFile { summary: Arc::clone(summary), metadata, is_index: false }
+        ShownFile { summary: Arc::clone(summary), metadata, content: ShownContent::Tensors }
     }
 
     /// The index that names this virtual file.
     pub fn into_index(self) -> ShownFile {
         let metadata = Arc::new(with_size(*self.metadata, self.summary.index_size));
-        ShownFile { metadata, is_index: true, ..self }
+        ShownFile { metadata, content: ShownContent::Index, ..self }
+    }
+
+    /// The configuration that its recipe shows beside it, if there is one.
+    pub fn into_config(self) -> Option<ShownFile> {
+        let size = self.summary.config.as_ref()?.len() as u64;
+        let metadata = Arc::new(with_size(*self.metadata, size));
+        Some(ShownFile { metadata, content: ShownContent::Config, ..self })
     }
 
     /// Mode, owner, size and times.
@@ -165,7 +194,10 @@ impl ShownFile {
 
     /// A hash of the sources' states and the options: another hash is another file.
     pub fn identity(&self) -> Digest {
-        self.summary.identity
+        match (self.content, &self.summary.config) {
+            (ShownContent::Config, Some(text)) => Digest::compute(text),
+            _ => self.summary.identity,
+        }
     }
 
     /// A hash of the header.
@@ -201,7 +233,7 @@ impl ShownFile {
 
     /// The names of the files that it takes the place of.
     pub fn originals(&self) -> Vec<String> {
-        self.summary.plan.candidate.original_names()
+        self.summary.plan.original_names()
     }
 
     /// The path from the root to the source: its file, its index, or a numbered set's name.
@@ -211,7 +243,17 @@ impl ShownFile {
 
     /// Whether this is the index that names the virtual file, and not the virtual file.
     pub fn is_index(&self) -> bool {
-        self.is_index
+        self.content == ShownContent::Index
+    }
+
+    /// Whether this is text that the view writes, an index or a configuration, and not the virtual file.
+    pub fn is_written(&self) -> bool {
+        self.content != ShownContent::Tensors
+    }
+
+    /// The file of a recipe that it is made by, if any.
+    pub fn recipe(&self) -> Option<&RecipeFile> {
+        Some(&self.summary.plan.recipe()?.file)
     }
 
     /// The virtual file itself: remembered, or made again.
@@ -219,8 +261,11 @@ impl ShownFile {
         &self,
         context: &ViewContext,
     ) -> Result<Arc<VirtualFile>, ViewError> {
+        if let (ShownContent::Config, Some(text)) = (self.content, &self.summary.config) {
+            return Ok(Arc::new(VirtualFile::from_bytes(text.to_vec())));
+        }
         let file = self.summary.virtual_file(context)?;
-        if self.is_index {
+        if self.is_index() {
             let text = virtual_index::index_json(&file, &self.summary.plan.name);
             return Ok(Arc::new(VirtualFile::from_bytes(text)));
         }

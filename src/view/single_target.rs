@@ -13,6 +13,7 @@ use crate::source::{OpenFile, Root, SourceError, split_parent};
 
 use super::directory_plan::{SingleTarget, plan_directory};
 use super::options::KeepRules;
+use super::rules::PlanSource;
 
 /// Parses the checkpoint at a path that the user typed, as [`checkpoint::open`] does. Also takes the path of
 /// its virtual file, which is in the view of its directory and nowhere on disk.
@@ -69,12 +70,16 @@ pub fn resolve(
 }
 
 /// The checkpoint that the view of a directory shows by a name, if any.
-fn find_shown(
+pub fn find_shown(
     root: &Arc<Root>,
     directory: &Path,
     name: &OsStr,
     keep: &KeepRules,
 ) -> Result<Option<Candidate>, SourceError> {
     let plan = plan_directory(root, directory, keep, None)?;
-    Ok(plan.files.into_iter().find(|file| *file.name == *name).map(|file| file.candidate))
+    let found = plan.files.into_iter().find(|file| *file.name == *name);
+    Ok(found.and_then(|file| match file.source {
+        PlanSource::Candidate(candidate) => Some(candidate),
+        PlanSource::Recipe(_) => None,
+    }))
 }

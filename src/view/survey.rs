@@ -98,6 +98,7 @@ fn survey_directory(
             _ => {}
         }
     }
+    surveyed.folders.extend(directory.recipe_directories.iter().cloned());
     let mut left_to_examine = MAX_EXAMINED_FILES;
     // By their first bytes. What is not looked at counts as what its name says.
     let mut is_other = |name: &OsStr, is_telling: fn(&UnreadFormat) -> bool| {

@@ -135,6 +135,13 @@ fn leads_to_same_end(store: &DirectoryStore, directory: &Path, target: &Path, en
     })
 }
 
+/// A link from a directory to a file or directory elsewhere in the view.
+pub fn relative_link(directory: &Path, path: &Path, found: FileMetadata) -> ViewEntry {
+    let mut link = found;
+    (link.kind, link.mode, link.links) = (FileKind::Link, 0o777, 1);
+    link_with_target(link, relative_path(directory, path))
+}
+
 /// The path from a directory to another path, both from the root.
 pub fn relative_path(from: &Path, to: &Path) -> PathBuf {
     let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();

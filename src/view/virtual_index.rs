@@ -41,7 +41,7 @@ pub fn kept_indexes<'a>(
         files.len() > 1 || names.clone().any(|name| is_safetensors(name) && is_other(name))
     };
     let indexes = files.iter().enumerate().filter_map(|(n, file)| {
-        let index = file.candidate.index_name()?;
+        let index = file.index_name()?;
         let stays = !file.name.starts_with(DEFAULT_NAME_PREFIX) || is_beside_another(n);
         stays.then(|| (OsString::from(index), n))
     });

@@ -49,7 +49,7 @@ pub fn view_following(path: &Path) -> View {
 pub fn word(name: &str, entry: &ViewEntry) -> String {
     match entry {
         ViewEntry::VirtualFile(_) => format!("{name}*"),
-        ViewEntry::Index(_) => format!("{name}+"),
+        ViewEntry::Index(_) | ViewEntry::Config(_) => format!("{name}+"),
         ViewEntry::Source(found) if found.kind == FileKind::Directory => format!("{name}/"),
         ViewEntry::Source(_) => name.to_owned(),
         ViewEntry::Link(_, Some(target)) => format!("{name} -> {}", target.display()),

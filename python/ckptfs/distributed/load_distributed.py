@@ -27,7 +27,7 @@ _MIN_MEMORY_BYTES = 16 << 20
 
 
 def load_distributed(filename, group=None, device="cpu", *, names=None, shard=None, dtype=None, root=None,
-                     allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
+                     allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, views=None, num_threads=None, memory=None,
                      leave_cache=False, cache=True, progress=False, report=None):
     """The tensors of a checkpoint, by their names, on every rank of a process group of torch.distributed.
 
@@ -47,7 +47,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
     with group.agreeing():
         options = LoadOptions.resolve(
             Torch, backend=PREAD, device=device, names=names, dtype=dtype, root=root, allow_partial=allow_partial,
-            follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
+            follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, views=views, num_threads=num_threads, memory=memory,
             leave_cache=leave_cache, cache=cache,
             progress=progress, report=report,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from ckptfs.settings import LoadOptions
 
 
 def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=None, dtype=None, root=None,
-              allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None, leave_cache=False,
+              allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, views=None, num_threads=None, memory=None, leave_cache=False,
               cache=True, progress=False, report=None):
     """The tensors of several checkpoints, read together in their order, with the threads and the memory of one load.
 
@@ -30,7 +30,7 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
         raise wrong_type("filenames", "a list or a dictionary of paths", filenames)
     options = LoadOptions.resolve(
         framework_named(framework), device=device, backend=backend, dtype=dtype, root=root,
-        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, views=views, num_threads=num_threads, memory=memory,
         leave_cache=leave_cache, cache=cache, progress=progress, report=report,
         names=names,
     )  # fmt: skip

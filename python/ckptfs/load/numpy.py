@@ -121,7 +121,7 @@ class Numpy:
 
 
 def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root=None,
-              allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
+              allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, views=None, num_threads=None, memory=None,
               leave_cache=False, cache=True, progress=False, report=None):
     """The arrays of a checkpoint, by their names. `help(ckptfs.torch.load_file)` explains the options.
 
@@ -134,7 +134,7 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
     """
     options = LoadOptions.resolve(
         Numpy, backend=backend, names=names, into=into, dtype=dtype, root=root, allow_partial=allow_partial,
-        follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory, leave_cache=leave_cache, cache=cache,
+        follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, views=views, num_threads=num_threads, memory=memory, leave_cache=leave_cache, cache=cache,
         progress=progress, report=report,
     )  # fmt: skip
     checkpoint, note = open_checkpoint(filename, options)

@@ -47,13 +47,13 @@ class safe_open:
     """
 
     def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
-                 allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
+                 allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, views=None, num_threads=None, memory=None,
                  leave_cache=False, cache=True):
         # What a pickle has: another process may have other settings.
         self._arguments = (framework, device, backend)
         options = LoadOptions.resolve(
             framework_named(framework), device=device, backend=backend, root=root, allow_partial=allow_partial,
-            follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
+            follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, views=views, num_threads=num_threads, memory=memory,
             leave_cache=leave_cache, cache=cache,
         )  # fmt: skip
         # `None` once this is closed. Slices keep it.

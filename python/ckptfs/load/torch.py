@@ -213,7 +213,7 @@ def memory_obstacle(tensor):
 
 
 def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
-              root=None, allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, num_threads=None, memory=None,
+              root=None, allow_partial=False, follow_symlinks=False, ranks=None, delta_base=None, views=None, num_threads=None, memory=None,
               leave_cache=False, cache=True, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
 
@@ -235,6 +235,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
     `follow_symlinks` lets links lead out of a directory. `ranks`: the number of ranks of a training run; per-rank files
     of any other number are refused. `delta_base`: the model that training began with, for deltas of its versions.
+    `views`: a recipe that says how tensors are cast, renamed, selected, sliced, stacked or split (docs/views.md). A dictionary
+    of steps is for the checkpoint at `filename`; of the path of a recipe, `filename` is a file that it shows.
     `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
     16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
     Without `cache` tensors of stores are neither read from the cache on disk nor kept there.
@@ -249,7 +251,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     # Wrong arguments are refused even where the file is missing: `cached` asks first, and then makes it.
     options = LoadOptions.resolve(
         Torch, device=device, backend=backend, names=names, into=into, dtype=dtype, root=root,
-        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, num_threads=num_threads, memory=memory,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, views=views, num_threads=num_threads, memory=memory,
         leave_cache=leave_cache, cache=cache, progress=progress, report=report,
     )  # fmt: skip
     checkpoint, note = open_checkpoint(filename, options)

@@ -229,7 +229,7 @@ fn add_scatters(
                 at += counts.iter().product::<u64>() * item_bytes;
             }
         }
-        TensorBytes::Swapped { .. } => return None,
+        TensorBytes::Swapped { .. } | TensorBytes::Cast { .. } => return None,
     }
     Some(())
 }

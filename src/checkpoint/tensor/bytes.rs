@@ -312,6 +312,30 @@ impl TensorBytes {
         single.into_iter().chain(boxes.iter().map(|part| part.bytes.first_extent()))
     }
 
+    /// Whether some of the values are cast as they are read.
+    pub fn is_cast(&self) -> bool {
+        match self {
+            TensorBytes::Run(_) | TensorBytes::Grid(_) => false,
+            TensorBytes::Boxes(boxes) => boxes.boxes().iter().any(|part| part.bytes.is_cast()),
+            TensorBytes::Swapped { inner, .. } => inner.is_cast(),
+            TensorBytes::Cast { .. } => true,
+        }
+    }
+
+    /// The run of a source that a range of the bytes is made of; `None` if it is not one.
+    pub fn source_run(&self, offset: u64, len: u64) -> Option<ByteRun> {
+        match self {
+            TensorBytes::Run(run) => Some(ByteRun { offset: run.offset + offset, len, ..*run }),
+            TensorBytes::Grid(_) | TensorBytes::Boxes(_) => None,
+            TensorBytes::Swapped { inner, .. } => inner.source_run(offset, len),
+            TensorBytes::Cast { from, to, inner } => {
+                let [from, to] = [from, to].map(|dtype| u64::from(dtype.bits() / 8));
+                let (first, end) = (offset / to, (offset + len).div_ceil(to));
+                inner.source_run(first * from, (end - first) * from)
+            }
+        }
+    }
+
     /// Whether some of the bytes must be gathered from places that are far apart.
     pub fn is_strided(&self) -> bool {
         match self {

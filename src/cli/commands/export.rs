@@ -37,6 +37,7 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let CheckpointReader { reader, name, notes } = open_reader(
         &args.path,
         &args.parse_args.to_options(),
+        args.views.as_deref(),
         &args.transform_args.to_transform(),
     )?;
     let path = if to_stdout { PathBuf::new() } else { output_path(&args.out, &name)? };

@@ -17,3 +17,4 @@ pub mod status;
 #[cfg(feature = "mount")]
 pub mod unmount;
 pub mod verify;
+pub mod views;

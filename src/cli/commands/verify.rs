@@ -94,7 +94,7 @@ fn verify_path(
 ) -> Result<VerifiedTotals, CommandError> {
     let options = args.parse_args.to_options();
     let CheckpointReader { reader, mut notes, .. } =
-        open_reader(path, &options, &Transform::default())?;
+        open_reader(path, &options, args.views.as_deref(), &Transform::default())?;
     let differences = match &args.against {
         None => {
             read_all(&reader, path, stop)?;
@@ -102,7 +102,8 @@ fn verify_path(
         }
         Some(other) => {
             // --root names a state dict of the first checkpoint. The default choice selects that of the other.
-            let other = open_reader(other, &options.without_root_key(), &Transform::default())?;
+            let other =
+                open_reader(other, &options.without_root_key(), None, &Transform::default())?;
             notes.extend(other.notes);
             Some(compare(&reader, &other.reader, path, stop)?)
         }

@@ -92,6 +92,7 @@ pub fn view_errno(error: &ViewError) -> Errno {
         ViewError::VirtualFile(_)
         | ViewError::Checkpoint(_)
         | ViewError::Refused(_)
+        | ViewError::Recipe { .. }
         | ViewError::KeepsChanging { .. } => Errno::EIO,
     }
 }

@@ -144,7 +144,7 @@ impl LastAttributes {
 impl Inode {
     pub fn new(path: InodePath, entry: &ViewEntry) -> Inode {
         let kind = match entry {
-            ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) => {
+            ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) | ViewEntry::Config(shown) => {
                 InodeKind::VirtualFile(Arc::clone(shown))
             }
             ViewEntry::Source(_) => InodeKind::Source,

@@ -49,6 +49,15 @@ pub struct MountDescription {
     pub log: LogStats,
 }
 
+/// The most refusals of a recipe that statistics have: an attribute has little room.
+const MAX_REFUSED_VIEWS_COUNT: usize = 8;
+
+/// Why files of the recipe are not shown, with what to do.
+fn refused_views(view: &View) -> Vec<String> {
+    let refusals = view.recipe_refusals().into_iter().take(MAX_REFUSED_VIEWS_COUNT);
+    refusals.map(|one| format!("{}; what to do: {}", one.reason, one.remedy)).collect()
+}
+
 /// Lookups of a name that is renamed over meanwhile, until one can be opened.
 const MAX_LOOKUP_TRIES: usize = 8;
 
@@ -178,11 +187,9 @@ impl FilesystemState {
         let inode = self.inode(number)?;
         let metadata = match &inode.kind {
             InodeKind::VirtualFile(shown) => match self.entry_at(&inode) {
-                Some(ViewEntry::VirtualFile(now) | ViewEntry::Index(now))
-                    if now.identity() == shown.identity() =>
-                {
-                    Some(*now.metadata())
-                }
+                Some(
+                    ViewEntry::VirtualFile(now) | ViewEntry::Index(now) | ViewEntry::Config(now),
+                ) if now.identity() == shown.identity() => Some(*now.metadata()),
                 _ => None,
             },
             InodeKind::Source => {
@@ -276,6 +283,7 @@ impl FilesystemState {
             reads: self.outcomes.reads(),
             errors: self.outcomes.errors(),
             last_errors: self.outcomes.recent(),
+            refused_views: refused_views(&self.view),
             log: self.about.log.clone(),
             virtual_files: VirtualFileStats {
                 known: counts.virtual_files,

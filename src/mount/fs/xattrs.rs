@@ -2,14 +2,15 @@
 
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 #[cfg(debug_assertions)]
 use std::sync::atomic::Ordering;
 
 use crate::checkpoint::ParseOptions;
 use crate::mount::stats::STATS_ATTRIBUTE;
 use crate::mount_info::{
-    IDENTITY_XATTR, LAYOUT_XATTR, RecordedOptions, SOURCE_FORMAT_VERSION, SOURCE_XATTR,
-    SourceAttribute,
+    IDENTITY_XATTR, LAYOUT_XATTR, MAX_XATTR_BYTES, RecordedOptions, SOURCE_FORMAT_VERSION,
+    SOURCE_XATTR, SourceAttribute,
 };
 use crate::source::shown_path;
 
@@ -36,8 +37,8 @@ pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) 
     }
     match (name.to_str()?, &inode.kind) {
         (STATS_ATTRIBUTE, _) if number == ROOT => Some(state.stats().to_json()),
-        // An index is written by the view: its bytes lie nowhere.
-        (_, InodeKind::VirtualFile(shown)) if shown.is_index() => None,
+        // An index or a configuration is written by the view: its bytes lie nowhere.
+        (_, InodeKind::VirtualFile(shown)) if shown.is_written() => None,
         (LAYOUT_XATTR, InodeKind::VirtualFile(shown)) => {
             Some(shown.layout_hash().to_string().into_bytes())
         }
@@ -54,9 +55,15 @@ const NO_DESCRIPTOR: i32 = -1;
 
 fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
     let view = &state.view;
-    let (path, is_virtual_file, options) = match &inode.kind {
-        InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
-        _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse),
+    let (path, is_virtual_file, options, recipe) = match &inode.kind {
+        InodeKind::VirtualFile(shown) => match shown.recipe() {
+            Some(recipe) => {
+                let text = String::from_utf8(recipe.to_json()).ok()?;
+                (view.source_path(Path::new("")), true, shown.options(), Some(text))
+            }
+            None => (shown.source(), true, shown.options(), None),
+        },
+        _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse, None),
     };
     let ParseOptions { root_key, allow_partial, follow_symlinks, ranks, delta_base } = options;
     let attribute = SourceAttribute {
@@ -74,6 +81,8 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
         },
         pid: std::process::id(),
         rootfd: view.root().descriptor().map_or(NO_DESCRIPTOR, |fd| fd.as_raw_fd()),
+        recipe,
     };
-    serde_json::to_vec(&attribute).ok()
+    // A recipe may be longer than an attribute: its file is then read through the mount.
+    serde_json::to_vec(&attribute).ok().filter(|json| json.len() <= MAX_XATTR_BYTES)
 }

@@ -6,7 +6,7 @@
 
 use super::super::dtype::Dtype;
 use super::small_floats::{
-    E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ, HALF, NAN_32, NAN_64, narrow_to_bfloat16, narrow_to_power,
+    E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ, FLOAT16, NAN_32, NAN_64, narrow_to_bfloat16, narrow_to_power,
     widen_power,
 };
 
@@ -89,7 +89,7 @@ macro_rules! from_hub {
 numbers! {
     Float64: u64 => f64, |bits| f64::from_bits(bits);
     Float32: u32 => f32, |bits| f32::from_bits(bits);
-    Float16: u16 => f32, |bits| HALF.widen(u32::from(bits));
+    Float16: u16 => f32, |bits| FLOAT16.widen(u32::from(bits));
     BFloat16: u16 => f32, |bits| f32::from_bits(u32::from(bits) << 16);
     Float8E5M2: u8 => f32, |bits| E5M2.widen(u32::from(bits));
     Float8E4M3: u8 => f32, |bits| E4M3.widen(u32::from(bits));
@@ -110,7 +110,7 @@ numbers! {
 from_hub! {
     Float64: |value: f32| if value.is_nan() { NAN_64 } else { f64::from(value).to_bits() };
     Float32: |value: f32| if value.is_nan() { NAN_32 } else { value.to_bits() };
-    Float16: |value: f32| HALF.narrow(value) as u16;
+    Float16: |value: f32| FLOAT16.narrow(value) as u16;
     BFloat16: |value: f32| narrow_to_bfloat16(value) as u16;
     Float8E5M2: |value: f32| E5M2.narrow(value) as u8;
     Float8E4M3: |value: f32| E4M3.narrow(value) as u8;

@@ -24,12 +24,12 @@ pub struct SmallFloat {
     nan_is_negative_zero: bool,
 }
 
-pub const HALF: SmallFloat = SmallFloat {
+pub const FLOAT16: SmallFloat = SmallFloat {
     fraction_bits: 10,
     bias: 15,
     sign_mask: 0x8000,
     first_special: 0x7c00,
-    overflow_from: 143 << FRACTION_BITS,
+    overflow_from: 0x4780_0000,
     overflow: 0x7c00,
     nan: 0x7e00,
     nan_is_negative_zero: false,
@@ -41,7 +41,7 @@ pub const E5M2: SmallFloat = SmallFloat {
     first_special: 0x7c,
     overflow: 0x7c,
     nan: 0x7f,
-    ..HALF
+    ..FLOAT16
 };
 
 pub const E4M3: SmallFloat = SmallFloat {
@@ -61,14 +61,14 @@ pub const E4M3_FNUZ: SmallFloat = SmallFloat {
     bias: 8,
     sign_mask: 0x80,
     first_special: 0x80,
-    overflow_from: 135 << FRACTION_BITS,
+    overflow_from: 0x4380_0000,
     overflow: 0x80,
     nan: 0x80,
     nan_is_negative_zero: true,
 };
 
 pub const E5M2_FNUZ: SmallFloat =
-    SmallFloat { fraction_bits: 2, bias: 16, overflow_from: 143 << FRACTION_BITS, ..E4M3_FNUZ };
+    SmallFloat { fraction_bits: 2, bias: 16, overflow_from: 0x4780_0000, ..E4M3_FNUZ };
 
 impl SmallFloat {
     /// The `f32` of a value. Bits above its own are zero.

@@ -13,6 +13,7 @@ use crate::virtual_file::VirtualFile;
 use crate::cli::args::InspectArgs;
 use crate::cli::each_path::{for_each_path, write_json};
 use crate::cli::error::{CommandError, EXIT_REFUSED, ErrorFormat};
+use crate::cli::open_reader::open_checkpoint;
 use crate::cli::output::is_quiet;
 use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
@@ -23,7 +24,7 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     let mut is_first = true;
     let format = ErrorFormat::new(args.json);
     let done = for_each_path(&args.paths, format, out, |path, out| {
-        let (report, result) = inspect(path, &args.parse_args.to_options());
+        let (report, result) = inspect(path, &args.parse_args.to_options(), args.views.as_deref());
         if args.json {
             // Of a single path that is no checkpoint, the error is all that there is to report.
             if report.is_refusal() || result.is_ok() || args.paths.len() > 1 {
@@ -52,9 +53,17 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
 }
 
 /// The report on a path, and the error if it cannot be shown.
-fn inspect(path: &Path, options: &ParseOptions) -> (InspectReport, Result<(), CommandError>) {
+fn inspect(
+    path: &Path,
+    options: &ParseOptions,
+    views: Option<&Path>,
+) -> (InspectReport, Result<(), CommandError>) {
     let (mut report, result) = match check_path(path) {
         Err(error) => (InspectReport::default(), Err(error)),
+        Ok(()) if views.is_some() => match open_checkpoint(path, options, views) {
+            Ok(checkpoint) => report_on(checkpoint),
+            Err(error) => (InspectReport::default(), Err(error)),
+        },
         Ok(()) => match view::open(path, options) {
             Ok(checkpoint) => report_on(checkpoint),
             Err(error) if error.is_refusal() => {

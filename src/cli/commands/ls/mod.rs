@@ -177,7 +177,7 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
 
 fn size_text(entry: &EntryReport) -> String {
     match entry.kind {
-        "file" | "virtual_file" | "index" => format_bytes(entry.size),
+        "file" | "virtual_file" | "index" | "config" => format_bytes(entry.size),
         _ => String::new(),
     }
 }
@@ -205,6 +205,7 @@ fn description(entry: &EntryReport) -> String {
     }
     match (entry.kind, entry.tensors) {
         ("directory", _) => "/".to_owned(),
+        ("config", _) => "  with the fields that the recipe sets".to_owned(),
         ("index", _) => {
             "  made for loaders that follow an index: names only the virtual file".to_owned()
         }

@@ -221,6 +221,7 @@ impl EntryReport {
         let (kind, size) = match &named.entry {
             ViewEntry::VirtualFile(shown) => ("virtual_file", shown.metadata().size),
             ViewEntry::Index(shown) => ("index", shown.metadata().size),
+            ViewEntry::Config(shown) => ("config", shown.metadata().size),
             ViewEntry::Source(attributes) => (kind_name(attributes.kind), attributes.size),
             ViewEntry::Link(attributes, _) => ("link", attributes.size),
         };

@@ -94,6 +94,9 @@ impl Paragraph {
         let reads = format_count(usize::try_from(*reads).unwrap_or(usize::MAX), "read");
         self.add_field("served", &format!("{served} in {reads}"));
         self.add_field("virtual files", &virtual_files_text(mount, stats));
+        for refused in &stats.refused_views {
+            self.add_field("view refused", refused);
+        }
         let (held, budget) = (stats.cache.held_bytes, stats.cache.budget_bytes);
         self.add_field("cache", &format!("{} of {}", format_bytes(held), format_bytes(budget)));
         if stats.prefetch.fetched > 0 {

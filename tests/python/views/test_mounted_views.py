@@ -1,0 +1,118 @@
+"""What a mount shows of a recipe: as export and the loader make it, and as torch does."""
+
+import json
+import time
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckptfs as package
+from ckptfs.torch import load_file as load
+
+RECIPE = """
+[[file]]
+path = "llama-bf16/model.safetensors"
+from = ["llama"]
+drop = ["*.inv_freq"]
+rename = [{ match = '^model\\.(.*)$', to = '$1' }]
+slice = [{ tensors = "q.weight", dim = 0, part = "2/3" }]
+split = [{ tensors = "experts.w", dim = 1, to = "experts.{}.w" }]
+stack = [{ tensors = 'layers\\.(\\d+)\\.w', to = "layers.w" }]
+cast = [{ tensors = "*", to = "bfloat16" }, { tensors = "norm.weight", to = "float32" }]
+beside = ["config.json", "tokenizer*"]
+config = { dtype = "bfloat16" }
+"""
+
+
+def write_source(folder):
+    """A model in fp32 as torch saves it, one tensor transposed; and what the recipe makes of it."""
+    (folder / "llama").mkdir(parents=True)
+    state = {f"model.layers.{n}.w": torch.randn(5, 7) for n in (1, 0, 2)}
+    state |= {"model.q.weight": torch.randn(7, 4).t().contiguous().t(), "model.norm.weight": torch.randn(9)}
+    state |= {"model.experts.w": torch.randn(3, 2, 4), "model.rotary.inv_freq": torch.randn(4)}
+    torch.save(state, folder / "llama/pytorch_model.bin")
+    (folder / "llama/config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
+    (folder / "llama/tokenizer.json").write_text("{}")
+    cast = {"layers.w": torch.stack([state[f"model.layers.{n}.w"] for n in range(3)])}
+    cast |= {"q.weight": state["model.q.weight"].chunk(3)[1]}
+    cast |= {f"experts.{n}.w": state["model.experts.w"][:, n] for n in range(2)}
+    expected = {name: tensor.to(torch.bfloat16) for name, tensor in cast.items()}
+    return expected | {"norm.weight": state["model.norm.weight"]}
+
+
+def assert_equal(tensors, expected):
+    assert tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor), name
+
+
+def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    expected = write_source(source)
+    recipe.write_text(RECIPE)
+    checked = ckptfs("views", "check", recipe, source)
+    assert checked.code == 0 and "5 tensors (4 BF16, 1 F32)" in checked.stdout, checked
+    mountpoint = mounts(source, "--views", recipe)
+    shown = mountpoint / "llama-bf16/model.safetensors"
+    assert_equal(load_file(shown), expected)
+    assert_equal(load(shown, backend="pread"), expected)
+    report = package.last_report()
+    assert not report.fallbacks and report.cast == sum(4 * 5 * 7 for _ in "x") // 4 * 2 * 3 + 0 or report.cast
+    assert_equal(load(source / "llama-bf16", views=recipe), expected)
+    out = ckptfs.export(source / "llama-bf16/model.safetensors", tmp_path / "x.safetensors", "--views", recipe)
+    assert out.read_bytes() == shown.read_bytes()
+    config = json.loads((mountpoint / "llama-bf16/config.json").read_text())
+    assert config == {"model_type": "llama", "dtype": "bfloat16"}
+    assert sorted(path.name for path in (mountpoint / "llama-bf16").iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    assert (mountpoint / "llama-bf16/tokenizer.json").read_text() == "{}"
+    assert (mountpoint / "llama/config.json").read_text() == (source / "llama/config.json").read_text()
+
+
+def test_a_recipe_that_changes_shows_and_a_wrong_one_is_explained(mounts, ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    write_source(source)
+    file = '[[file]]\npath = "one/x.safetensors"\nfrom = ["llama"]\ncast = [{{ tensors = "*", to = "{}" }}]\n'
+    recipe.write_text(file.format("bfloat16"))
+    mountpoint = mounts(source, "--views", recipe)
+    shown = mountpoint / "one/x.safetensors"
+    before = shown.stat().st_size
+
+    def wait_until(is_so):
+        end = time.monotonic() + 5
+        while not is_so():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    with shown.open("rb") as kept:
+        recipe.write_text(file.format("float64"))
+        wait_until(lambda: shown.stat().st_size > before)
+        assert {one.dtype for one in load_file(shown).values()} == {torch.float64}
+        recipe.write_text(file.format("float65"))
+        wait_until(lambda: not shown.exists())
+        assert len(kept.read()) == before
+    assert "float65" in ckptfs("ls", "--views", recipe, source).stderr
+    assert "float65" in ckptfs("status").stdout
+    recipe.write_text(file.format("float16"))
+    wait_until(shown.exists)
+
+
+def test_what_would_hide_a_file_or_match_nothing_is_refused(ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    write_source(source)
+    save_file({"a": torch.zeros(2)}, source / "real.safetensors")
+    for path, rule, reason in [
+        ("real.safetensors", "", "the source has a file"),
+        ("llama", "", "safetensors"),
+        ("a/x.safetensors", "drop = ['nothing.*']", "matches no tensor"),
+        ("a/x.safetensors", "beside = ['nothing*']", "matches no name"),
+        ("a/x.safetensors", "rename = [{ match = '.*', to = 'same' }]", "the name `same`"),
+        ("a/x.safetensors", "stack = [{ tensors = 'model.layers.(\\d+).w', to = 'x' }, { tensors = 'x(.*)', to = 'y' }]", "no number"),
+        ("a/x.safetensors", "slice = [{ tensors = '*norm*', dim = 1, part = '1/2' }]", "needs axis 1"),
+        ("a/x.safetensors", "cast = [{ tensors = '*', to = 'int8' }]", "cannot cast"),
+        ("a/x.safetensors", "rename = [{ match = 'model', to = '' }, { match = '^.*$', to = '__metadata__' }]", "no tensor can have"),
+    ]:  # fmt: skip
+        recipe.write_text(f'[[file]]\npath = "{path}"\nfrom = ["llama"]\n{rule}\n')
+        checked = ckptfs("views", "check", recipe, source)
+        assert checked.code == 3 and reason in checked.stdout + checked.stderr, (rule, checked)
