@@ -9,7 +9,7 @@ use crate::checkpoint::{Checkpoint, NameIndex, Tensor};
 use super::error::{RecipeError, StepError, StepFault};
 use super::name_glob::GlobRule;
 use super::steps::{
-    CastRule, RenameRule, Selection, SliceRule, SplitRule, StackRule, cast_tensors, rename_tensors,
+    CastRule, RenameRule, NameSelection, SliceRule, SplitRule, StackRule, cast_tensors, rename_tensors,
     slice_tensors, split_tensors, stack_tensors,
 };
 
@@ -77,7 +77,7 @@ impl Transform {
             joined.append(other);
             joined.open_file = None;
         }
-        let mut selection = Selection::new(&self.only, &self.drop);
+        let mut selection = NameSelection::new(&self.only, &self.drop);
         joined.tensors.retain(|tensor| selection.keeps(&tensor.name));
         // What cannot be shown and is left out anyway refuses nothing.
         joined.refused.retain(|entry| selection.keeps(&entry.name));

@@ -183,8 +183,8 @@ pub fn open_recipe_file(
     Ok(checkpoint)
 }
 
-/// Opens the checkpoint that a recipe shows at a path: the path of the source, and beneath it that of a file of the
-/// recipe, or of the directory of a single one.
+/// Opens the checkpoint that a recipe shows at a path: that of the source, followed by that of a file of the
+/// recipe. The directory of a single file stands for it.
 pub fn open_shown(
     path: &Path,
     recipe: &Recipe,

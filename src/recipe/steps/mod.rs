@@ -13,7 +13,7 @@ use super::error::{StepError, StepFault};
 
 pub use cast::{CastRule, cast_tensors};
 pub use rename::{RenameRule, rename_tensors};
-pub use select::Selection;
+pub use select::NameSelection;
 pub use slice::{SliceRule, slice_tensors};
 pub use split::{SplitRule, split_tensors};
 pub use stack::{StackRule, stack_tensors};

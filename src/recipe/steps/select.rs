@@ -4,7 +4,7 @@ use crate::recipe::error::{StepError, StepFault};
 use crate::recipe::name_glob::GlobRule;
 
 /// Which names `only` and `drop` keep.
-pub struct Selection<'a> {
+pub struct NameSelection<'a> {
     only: &'a [GlobRule],
     drop: &'a [GlobRule],
     /// Whether each rule matched a name, those of `only` first.
@@ -13,9 +13,9 @@ pub struct Selection<'a> {
     first: Option<String>,
 }
 
-impl<'a> Selection<'a> {
-    pub fn new(only: &'a [GlobRule], drop: &'a [GlobRule]) -> Selection<'a> {
-        Selection { only, drop, is_matched: vec![false; only.len() + drop.len()], first: None }
+impl<'a> NameSelection<'a> {
+    pub fn new(only: &'a [GlobRule], drop: &'a [GlobRule]) -> NameSelection<'a> {
+        NameSelection { only, drop, is_matched: vec![false; only.len() + drop.len()], first: None }
     }
 
     /// Whether a name is kept.
@@ -38,7 +38,7 @@ impl<'a> Selection<'a> {
 
     /// Fails if a rule matched no name.
     pub fn finish(self) -> Result<(), StepError> {
-        let Selection { only, drop, is_matched, first } = self;
+        let NameSelection { only, drop, is_matched, first } = self;
         let rules =
             only.iter().map(|rule| ("only", rule)).chain(drop.iter().map(|rule| ("drop", rule)));
         let mut unmatched =
