@@ -9,8 +9,8 @@ use crate::checkpoint::{Checkpoint, NameIndex, Tensor};
 use super::error::{RecipeError, StepError, StepFault};
 use super::name_glob::GlobRule;
 use super::steps::{
-    CastRule, RenameRule, NameSelection, SliceRule, SplitRule, StackRule, cast_tensors, rename_tensors,
-    slice_tensors, split_tensors, stack_tensors,
+    CastRule, NameSelection, RenameRule, SliceRule, SplitRule, StackRule, cast_tensors,
+    rename_tensors, slice_tensors, split_tensors, stack_tensors,
 };
 
 /// Maximum number of rules: each is tried on every name.

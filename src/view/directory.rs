@@ -107,7 +107,9 @@ impl DirectoryView {
         let (mut beside, mut config) = (HashMap::new(), None);
         for (n, file) in plan.files.iter().enumerate() {
             let Some(recipe) = file.recipe() else { continue };
-            recipe.beside.iter().for_each(|name| drop(beside.entry(name.clone()).or_insert(n)));
+            for name in &recipe.beside {
+                beside.entry(name.clone()).or_insert(n);
+            }
             if !recipe.file.config.is_empty() {
                 config.get_or_insert(n);
             }

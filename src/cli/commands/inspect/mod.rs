@@ -155,7 +155,7 @@ fn write_text(
     Ok(())
 }
 
-const LAYOUT_LABELS: [(LayoutKind, &str); 6] = [
+const LAYOUT_LABELS: [(LayoutKind, &str); 7] = [
     (LayoutKind::Boxes, "in pieces"),
     (LayoutKind::Strided, "strided"),
     (LayoutKind::Expanded, "expanded"),
