@@ -171,7 +171,7 @@ fn open_by_recipe(
             let path = checkpoint.path.clone();
             steps
                 .apply(checkpoint, Vec::new())
-                .map_err(|error| ViewError::Recipe { path, fault: error.into() })?
+                .map_err(|error| ViewError::Recipe { path, fault: Box::new(error.into()) })?
         }
     };
     ResolvedCheckpoint::lay_out(checkpoint, Route::Plain)

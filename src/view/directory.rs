@@ -130,7 +130,7 @@ impl DirectoryView {
         // What a store did not give may be a checkpoint: the next look reads the directory again.
         state.is_settled &= failures == source::store_failures();
         let DirectoryPlan { names, kinds, files, skipped } = plan;
-        let candidates = files.iter().map(|file| &file.candidate);
+        let candidates = files.iter().filter_map(|file| file.own_candidate());
         let base_links = find_base_links(context, path, &names, candidates);
         let former_files = former.iter().flat_map(|former| &former.files);
         let former_files: HashMap<&str, &Arc<PlannedFile>> =

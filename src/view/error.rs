@@ -30,7 +30,7 @@ pub enum ViewError {
         /// Where it would be shown.
         path: PathBuf,
         /// What is wrong.
-        fault: RecipeFault,
+        fault: Box<RecipeFault>,
     },
     /// The files differ at every look.
     #[error("{path}: changes faster than it can be read")]

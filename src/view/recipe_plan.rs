@@ -119,7 +119,7 @@ impl RecipePlan {
     ) -> Result<Checkpoint, ViewError> {
         if let Some(fault) = &self.fault {
             let path = root.shown_path(&base.join(self.file.path.as_path()));
-            return Err(ViewError::Recipe { path, fault: fault.clone() });
+            return Err(ViewError::Recipe { path, fault: Box::new(fault.clone()) });
         }
         open_recipe_file(root, base, &self.file, options)
     }
@@ -135,10 +135,10 @@ impl RecipePlan {
         let file = OpenFile::open_in_root(root, &source)?;
         let wrong = |reason: &str| ViewError::Recipe {
             path: root.shown_path(&base.join(self.file.path.as_path())),
-            fault: RecipeFault::Config {
+            fault: Box::new(RecipeFault::Config {
                 config: root.shown_path(&source).display().to_string(),
                 reason: reason.to_owned(),
-            },
+            }),
         };
         if file.size() > MAX_CONFIG_BYTES {
             return Err(wrong("is longer than any configuration"));
@@ -172,8 +172,8 @@ pub fn open_recipe_file(
     };
     let (first, others) = (first?, checkpoints.collect::<Result<Vec<_>, _>>()?);
     let applied = file.transform.apply(first, others);
-    let mut checkpoint =
-        applied.map_err(|error| ViewError::Recipe { path: path.clone(), fault: error.into() })?;
+    let mut checkpoint = applied
+        .map_err(|error| ViewError::Recipe { path: path.clone(), fault: Box::new(error.into()) })?;
     checkpoint.path = path;
     checkpoint.notes.retain(|note| !note.is_empty());
     // Several files of one recipe may have no steps, and one header.
@@ -207,7 +207,7 @@ pub fn open_shown(
     });
     let Some((file, beneath)) = found else {
         let shown: Vec<&str> = recipe.files.iter().map(|file| file.path.as_str()).collect();
-        let fault = RecipeFault::NotShown { shown: shown.join(", ") };
+        let fault = Box::new(RecipeFault::NotShown { shown: shown.join(", ") });
         return Err(ViewError::Recipe { path: path.to_path_buf(), fault });
     };
     let source = typed.ancestors().nth(beneath.components().count()).unwrap_or(Path::new("/"));

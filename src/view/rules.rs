@@ -41,6 +41,14 @@ impl VirtualFilePlan {
         }
     }
 
+    /// The checkpoint of the directory that the virtual file is made of; `None` for a file of a recipe.
+    pub fn own_candidate(&self) -> Option<&Candidate> {
+        match &self.source {
+            PlanSource::Candidate(candidate) => Some(candidate),
+            PlanSource::Recipe(_) => None,
+        }
+    }
+
     /// The file of a recipe, if it is one.
     pub fn recipe(&self) -> Option<&Arc<RecipePlan>> {
         match &self.source {

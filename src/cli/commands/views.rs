@@ -17,7 +17,7 @@ use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 
 /// What one file would hold, as the JSON has it.
 #[derive(Debug, Serialize)]
-struct CheckedFile {
+struct CheckedView {
     path: String,
     from: Vec<String>,
     /// The number of tensors of each type.
@@ -40,7 +40,7 @@ pub fn run(args: &ViewsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         ..ViewOptions::default()
     };
     let view = View::new(source, options)?;
-    let checked: Vec<CheckedFile> = recipe.files.iter().map(|file| check(&view, file)).collect();
+    let checked: Vec<CheckedView> = recipe.files.iter().map(|file| check(&view, file)).collect();
     if args.json {
         let json = serde_json::to_string_pretty(&checked).map_err(io::Error::from)?;
         writeln!(out, "{json}")?;
@@ -53,8 +53,8 @@ pub fn run(args: &ViewsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     }
 }
 
-fn check(view: &View, file: &RecipeFile) -> CheckedFile {
-    let mut checked = CheckedFile {
+fn check(view: &View, file: &RecipeFile) -> CheckedView {
+    let mut checked = CheckedView {
         path: file.path.as_str().to_owned(),
         from: file.from.iter().map(RelativePath::as_str).map(str::to_owned).collect(),
         dtypes: BTreeMap::new(),
@@ -97,7 +97,7 @@ fn open(
     Err(refusal.unwrap_or_else(unknown))
 }
 
-fn write_text(file: &CheckedFile, out: &mut dyn Write) -> io::Result<()> {
+fn write_text(file: &CheckedView, out: &mut dyn Write) -> io::Result<()> {
     let path = one_line(&file.path);
     if let Some((reason, remedy)) = &file.refused {
         writeln!(out, "{path}: refused: {}", one_line(reason))?;
