@@ -33,7 +33,7 @@ pub struct CachedFile {
     counters: Arc<AtomicCounters>,
     /// The blocks of strided tensors.
     strided: StridedBlocks,
-    /// Held while a fill claims the blocks of a window, so that no other claims some of them.
+    /// Held while a job claims the blocks of a window, so that no other job claims some of them.
     window_claims: Mutex<()>,
 }
 
@@ -47,8 +47,10 @@ const PART_MEMORY_DIVISOR: u64 = 64;
 /// fetched.
 const WINDOW_MEMORY_DIVISOR: u64 = 3;
 
-/// The part of the memory limit that the requests of a window may take, and the most of them.
+/// The part of the memory limit that the requests of a window may take.
 const WINDOW_REQUEST_DIVISOR: u64 = 4;
+
+/// Maximum requests of a window at once.
 const MAX_WINDOW_REQUESTS: u64 = 16;
 
 /// Minimum requests for one prefetched range, and the minimum bytes of each. At 30 ms and 50 MB/s, 2 MiB take 70 ms, and
@@ -467,7 +469,7 @@ impl FillJob {
             fills.push(self);
             targets.push((id, buffer));
             for id in blocks.reserve_unclaimed(file.file_id, window) {
-                // Without a buffer the block is left to the reads that have requested it.
+                // Without a buffer, the block is left to the reads that request it.
                 let mut fill = file.new_fill(id, FillPriority::Prefetch);
                 let Some(buffer) = blocks.take_buffer(strided.size) else { continue };
                 if blocks.claim(id) {

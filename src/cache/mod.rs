@@ -73,7 +73,7 @@ const MAX_STORE_RESERVE_BYTES: u64 = 48 << 20;
 /// model take about a fifteenth of its size.
 const PATCH_DIVISOR: u64 = 4;
 
-/// The part of a smaller limit that is left to them: an eighth.
+/// The part of a smaller limit that blocks leave to requests of stores: an eighth.
 const STORE_RESERVE_DIVISOR: u64 = 8;
 
 /// The cache of all open virtual files of a program.

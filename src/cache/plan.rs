@@ -150,8 +150,8 @@ pub fn plan_prefetch(
     ranges
 }
 
-/// The blocks that are to be filled with the one that a byte of a strided tensor lies in. They are those of its window, or
-/// of all tensors whose bytes alternate in a source.
+/// Plans which blocks to fill together with the one that has a byte of a strided tensor. They are those of its window, or of
+/// all tensors whose bytes alternate in a source.
 pub fn plan_window(
     file: &VirtualFile,
     tensor: u32,

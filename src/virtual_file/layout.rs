@@ -174,7 +174,7 @@ impl FileLayout {
 }
 
 /// The key that sorts tensors. Names break ties, so that there is one order. A patched tensor has the place of its bytes
-/// before the changes: all versions of a model have one order.
+/// in the base, so that all versions of a model have one order.
 pub fn sort_key<'a>(tensor: &'a Tensor, origins: &[Origin]) -> (Reverse<u32>, ByteRun, &'a str) {
     let extent = tensor.bytes.first_extent();
     let patched = origins.get(extent.origin.0 as usize).and_then(Origin::patched);

@@ -151,7 +151,7 @@ def load_file_of(original):
     def load_file(filename, device="cpu", **how):
         try:
             if _takes(filename):
-                # `ckptfs.torch` imports what saves and what ranks share, too, which takes three times as long.
+                # `ckptfs.torch` also imports saving and distributed loads, which takes three times as long.
                 from ckptfs.load.torch import load_file
 
                 return load_file(filename, device, **how)

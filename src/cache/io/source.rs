@@ -53,8 +53,8 @@ pub struct PreferredReadahead {
 /// Reads one origin: a file, memory, or a tensor that deltas change.
 struct OriginReader {
     id: OriginId,
-    /// Whether calls to its filesystem never wait for another program or machine. Of a patched tensor they may: one
-    /// thread decodes what others wait for.
+    /// Whether calls to its filesystem never wait for another program or machine. Those of a patched tensor
+    /// may: other threads wait for the one that decodes it.
     is_local: bool,
     executor: Arc<IoExecutor>,
     /// The file, if it is one.

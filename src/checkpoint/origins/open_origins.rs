@@ -1,8 +1,8 @@
 //! The origins of a checkpoint, held open.
 //!
 //! In: origins, and places of bytes ([`TensorBytes`]). Out: any range of the bytes, from any thread.
-//! There is no lock, and no allocation is larger than the request. The exceptions are patched tensors: one thread
-//! decodes what others wait for.
+//! There is no lock, and no allocation is larger than the request. Patched tensors are the exception: threads wait
+//! for the one that decodes.
 
 use std::sync::Arc;
 

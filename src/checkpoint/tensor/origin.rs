@@ -43,7 +43,7 @@ impl Origin {
         }
     }
 
-    /// Adds to the numbers of the origins that it is made of: they become origins of a set.
+    /// Adds to the numbers of the origins that it is made of, when they become origins of a set.
     pub fn shift_origins(&mut self, by: u32) {
         if let Origin::Patched(patched) = self {
             *patched = Arc::new(patched.with_shifted_origins(by));

@@ -1,4 +1,4 @@
-//! A tensor that deltas change: the places of its bytes before them, and of the changes.
+//! A tensor that deltas change: where its bytes in the base lie, and where the changes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -6,21 +6,21 @@ use std::sync::{Arc, OnceLock};
 use super::bytes::{ByteRun, OriginId, TensorBytes};
 use super::name::TensorName;
 
-/// The bytes of a tensor that the deltas of a chain change. It is an origin of its own: what is cut from the tensor, or
-/// gathered of it, is cut from its bytes after the changes.
+/// The bytes of a tensor that the deltas of a chain change. It is an origin of its own: slices and casts of the tensor
+/// read its bytes after the changes.
 #[derive(Debug)]
 pub struct PatchedBytes {
-    /// Tells it from every other of this process, also after its memory was freed.
+    /// Unique in this process, and never used again.
     pub id: PatchId,
-    /// The tensor that it was made for, for messages.
+    /// The name of the tensor, for messages.
     pub tensor: TensorName,
-    /// The bytes before the first delta. Never of a patched origin.
+    /// The bytes in the base. Never of a patched origin.
     pub before: TensorBytes,
     /// The changes by each delta, the earliest first. Never empty.
     pub layers: Box<[PatchLayer]>,
     /// The checksum of all bytes after the last delta.
     pub checksum: TensorChecksum,
-    /// Whether the bytes were found to have the checksum, or what is wrong with them. Set once.
+    /// The outcome of comparing the checksum. Set once.
     pub verification: OnceLock<Result<(), Arc<PatchDamage>>>,
 }
 
@@ -114,7 +114,7 @@ impl PatchedBytes {
         self.before.extents().chain(self.layers.iter().map(|layer| layer.blob))
     }
 
-    /// The same of origins that have become origins of a set.
+    /// The same bytes, with the numbers that their origins get in a set.
     pub(super) fn with_shifted_origins(&self, by: u32) -> PatchedBytes {
         let mut before = self.before.clone();
         before.shift_origin(by);
