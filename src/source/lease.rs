@@ -8,13 +8,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-/// The command that chooses the signal for a lease that a program waits for; the crate libc lacks it.
+/// The command that chooses the signal to send when a program waits for a lease. The crate libc lacks it.
 const F_SETSIG: libc::c_int = 10;
 
 /// Takes a lease. `EAGAIN` if a program has the file open for writing.
 pub fn take(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
-    // A program that waits for a lease has SIGIO sent, which ends a process. SIGURG is ignored by default. The kernel
-    // forgets this when the lease is given back.
+    // When a program waits for the lease, the kernel would send SIGIO, which ends this process. SIGURG is ignored by
+    // default. The kernel forgets the choice when the lease is given back.
     call(descriptor, F_SETSIG, libc::SIGURG)?;
     call(descriptor, libc::F_SETLEASE, libc::F_RDLCK)
 }

@@ -19,7 +19,7 @@ use crate::source::lease;
 
 use super::pages::{count_pages, count_pages_of};
 
-/// Descriptors for the leases of one file: each lease belongs to a descriptor. There are as many session threads.
+/// Maximum leases of one file at once, each with a descriptor of its own: one for each session thread of the default.
 const MAX_LEASES: usize = 2;
 
 /// Smaller ranges are copied in less time than they are mapped.
@@ -33,24 +33,24 @@ const WINDOW_STRIDE_BYTES: u64 = 32 << 20;
 /// Lends pages of one open file.
 #[derive(Debug, Default)]
 pub struct PageLender {
-    lessors: [Mutex<Option<Lessor>>; MAX_LEASES],
-    /// This user may hold no lease on the file, or its filesystem has none.
+    slots: [Mutex<Option<LeaseSlot>>; MAX_LEASES],
+    /// Set if this user may not hold a lease on the file, or if its filesystem has none.
     is_refused: AtomicBool,
 }
 
-/// A descriptor that leases belong to, and a part of its file.
+/// A descriptor that a lease belongs to, with a mapped part of its file.
 #[derive(Debug)]
-struct Lessor {
+struct LeaseSlot {
     fd: OwnedFd,
     /// The range of the file that is mapped.
     window: Range<u64>,
     map: Option<Mmap>,
 }
 
-/// A range of a file's page cache. Until it is dropped no program can write to the file.
+/// A range of a file's page cache. Until this is dropped, no program can write to the file.
 pub struct LentPages<'a> {
     lease: HeldLease<'a>,
-    /// Its range of the mapping.
+    /// The range in the mapping.
     range: Range<usize>,
 }
 
@@ -58,17 +58,17 @@ impl Deref for LentPages<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let map = self.lease.0.as_ref().and_then(|lessor| lessor.map.as_ref());
+        let map = self.lease.0.as_ref().and_then(|slot| slot.map.as_ref());
         map.map_or(&[], |map| &map[self.range.clone()])
     }
 }
 
 impl Drop for LentPages<'_> {
     fn drop(&mut self) {
-        let Some(map) = self.lease.0.as_ref().and_then(|lessor| lessor.map.as_ref()) else {
+        let Some(map) = self.lease.0.as_ref().and_then(|slot| slot.map.as_ref()) else {
             return;
         };
-        // A page that this process has touched could not be evicted by anybody.
+        // `posix_fadvise` evicts no page that is mapped here.
         let start = self.range.start - self.range.start % page_size();
         // SAFETY: the mapping is of a file, and shared: its pages come back as they are.
         #[allow(unsafe_code)]
@@ -82,12 +82,12 @@ impl Drop for LentPages<'_> {
 }
 
 /// A lease on a file, which is given back when this is dropped.
-struct HeldLease<'a>(MutexGuard<'a, Option<Lessor>>);
+struct HeldLease<'a>(MutexGuard<'a, Option<LeaseSlot>>);
 
 impl Drop for HeldLease<'_> {
     fn drop(&mut self) {
         // A lease that cannot be given back ends with its descriptor.
-        if self.0.as_ref().is_some_and(|lessor| lease::give_back(lessor.fd.as_fd()).is_err()) {
+        if self.0.as_ref().is_some_and(|slot| lease::give_back(slot.fd.as_fd()).is_err()) {
             *self.0 = None;
         }
     }
@@ -103,16 +103,16 @@ impl PageLender {
         {
             return None;
         }
-        let mut lessor = self.lessors.iter().find_map(|lessor| match lessor.try_lock() {
-            Ok(lessor) => Some(lessor),
+        let mut slot = self.slots.iter().find_map(|slot| match slot.try_lock() {
+            Ok(slot) => Some(slot),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         })?;
-        if lessor.is_none() {
+        if slot.is_none() {
             let fd = file.reopen(OFlags::empty())?;
-            *lessor = Some(Lessor { fd, window: 0..0, map: None });
+            *slot = Some(LeaseSlot { fd, window: 0..0, map: None });
         }
-        match lease::take(lessor.as_ref()?.fd.as_fd()) {
+        match lease::take(slot.as_ref()?.fd.as_fd()) {
             Ok(()) => {}
             // A program has it open for writing now.
             Err(Errno::AGAIN) => return None,
@@ -121,26 +121,26 @@ impl PageLender {
                 return None;
             }
         }
-        // Dropped, it gives the lease back.
-        let mut held = HeldLease(lessor);
+        // Gives the lease back when it is dropped.
+        let mut held = HeldLease(slot);
         // A page that is gone would make this thread wait for the disk.
         if count_pages_of(file, range).map_or(true, |cached| cached < count_pages(range)) {
             return None;
         }
-        let lessor = held.0.as_mut()?;
-        lessor.map_window(range)?;
-        let start = (range.start - lessor.window.start) as usize;
+        let slot = held.0.as_mut()?;
+        slot.map_window(range)?;
+        let start = (range.start - slot.window.start) as usize;
         Some(LentPages { lease: held, range: start..start + len as usize })
     }
 }
 
-impl Lessor {
-    /// Maps a part of the file that has a range.
+impl LeaseSlot {
+    /// Maps a window of the file that contains a range.
     fn map_window(&mut self, range: &Range<u64>) -> Option<()> {
         if self.map.is_some() && self.window.start <= range.start && range.end <= self.window.end {
             return Some(());
         }
-        // Its page tables are freed before there are others.
+        // The page tables of the old window are freed first.
         self.map = None;
         let start = range.start / WINDOW_STRIDE_BYTES * WINDOW_STRIDE_BYTES;
         let mut options = MmapOptions::new();
