@@ -123,7 +123,7 @@ pub struct ViewArgs {
     /// Show matching files as they are (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
-    /// Show what a recipe says; auto takes .ckptfs.toml of the source
+    /// Also show the files of a recipe; auto is .ckptfs.toml in the source
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     #[command(flatten)]
@@ -172,7 +172,7 @@ pub struct ExportArgs {
     pub path: PathBuf,
     #[command(flatten)]
     pub parse_args: ParseArgs,
-    /// Take the path as one that this recipe shows
+    /// The path is one that this recipe shows
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     #[command(flatten)]
@@ -192,7 +192,7 @@ pub struct ExportArgs {
     pub store_args: StoreArgs,
 }
 
-/// What becomes of tensors, as in a recipe.
+/// Steps with the tensors, as in a recipe.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TransformArgs {
     /// Cast matching tensors; the last match counts (repeatable)
@@ -244,9 +244,9 @@ pub struct VerifyArgs {
 pub struct ViewsArgs {
     /// What to do with the recipe
     pub action: ViewsAction,
-    /// A recipe, which docs/views.md describes
+    /// The recipe (see docs/views.md)
     pub file: PathBuf,
-    /// The source that it is for [default: its directory]
+    /// Source of the recipe [default: its directory]
     pub source: Option<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,

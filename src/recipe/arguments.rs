@@ -1,4 +1,4 @@
-//! Rules as the command line has them.
+//! Parses rules from options of the command line.
 
 use super::name_glob::{GlobRule, NameGlob};
 use super::steps::{CastRule, RenameRule};
@@ -8,19 +8,19 @@ use super::steps::{CastRule, RenameRule};
 #[error("{0}")]
 pub struct ArgumentError(String);
 
-/// The cast of `GLOB=DTYPE`, cut at the last `=`.
+/// Parses a cast, `GLOB=DTYPE`, which is cut at the last `=`.
 pub fn cast_argument(text: &str) -> Result<CastRule, ArgumentError> {
     let (glob, to) = cut(text, "GLOB=DTYPE")?;
     CastRule::new(glob, to, false).map_err(ArgumentError)
 }
 
-/// The rename of `REGEX=TO`, cut at the last `=`.
+/// Parses a rename, `REGEX=TO`, which is cut at the last `=`.
 pub fn rename_argument(text: &str) -> Result<RenameRule, ArgumentError> {
     let (pattern, to) = cut(text, "REGEX=TO")?;
     RenameRule::new(pattern, to, false).map_err(ArgumentError)
 }
 
-/// The rule of a glob that must match a name.
+/// Parses a glob, which must match a name.
 pub fn glob_argument(text: &str) -> Result<GlobRule, ArgumentError> {
     let tensors = NameGlob::try_from(text.to_owned()).map_err(ArgumentError)?;
     Ok(GlobRule { tensors, optional: false })

@@ -12,14 +12,14 @@ use crate::source::SourceError;
 #[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
-    /// The file cannot be read.
+    /// The file in the source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The file cannot be read.
     #[error("{path}: cannot be read: {error}")]
     Io { path: PathBuf, error: std::io::Error },
     /// A file that is longer than any recipe.
-    #[error("{path}: longer than the {limit} bytes of any recipe")]
+    #[error("{path}: longer than the {limit} bytes that a recipe may have")]
     TooLong { path: PathBuf, limit: u64 },
     /// The text is no recipe.
     #[error("{path}: {message}")]
@@ -60,7 +60,7 @@ impl RecipeError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the rule {rule} {fault}")]
 pub struct StepError {
-    /// The rule as a recipe has it.
+    /// The rule as written in a recipe.
     pub rule: String,
     /// What is wrong.
     pub fault: StepFault,
@@ -70,10 +70,10 @@ pub struct StepError {
 #[allow(missing_docs)] // The messages name the fields.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepFault {
-    /// The rule is about no tensor.
-    #[error("matches no tensor{}", .similar.as_ref().map(|name| format!("; there is `{name}`")).unwrap_or_default())]
+    /// No tensor matches.
+    #[error("matches no tensor{}", .similar.as_ref().map(|name| format!("; one is called `{name}`")).unwrap_or_default())]
     MatchesNothing {
-        /// A name that there is.
+        /// The name of a tensor.
         similar: Option<String>,
     },
     /// Two tensors of one name.
@@ -83,7 +83,7 @@ pub enum StepFault {
     #[error("gives `{tensor}` a name that no tensor can have: {reason}")]
     Name { tensor: String, reason: &'static str },
     /// The tensor lacks the axis.
-    #[error("needs axis {axis} of `{tensor}`, which has {axes}")]
+    #[error("needs axis {axis} of `{tensor}`, which has {axes} axes")]
     NoAxis { tensor: String, axis: i64, axes: usize },
     /// The tensor is not cut into so many parts.
     #[error("needs part {part} of `{tensor}`, which torch.chunk cuts into {parts}")]
@@ -102,7 +102,7 @@ pub enum StepFault {
     /// Two tensors of one number.
     #[error("finds two tensors of number {number} for `{stack}`: `{first}` and `{second}`")]
     SameNumber { stack: String, number: u64, first: String, second: String },
-    /// What is no number stands where one must be.
+    /// Other text than a number where a number must be.
     #[error("finds no number in `{tensor}`: its first group has `{text}`")]
     NoNumber { tensor: String, text: String },
     /// Tensors cannot be stacked.
@@ -117,7 +117,7 @@ pub enum StepFault {
 }
 
 impl StepError {
-    /// The error of a rule, which is shown as a recipe has it.
+    /// The error of a rule, which is shown as written in a recipe.
     pub fn new(rule: impl fmt::Display, fault: StepFault) -> StepError {
         StepError { rule: rule.to_string(), fault }
     }
@@ -134,7 +134,7 @@ impl StepError {
                 "let the rule match fewer tensors, or slice another axis"
             }
             StepFault::Cast { .. } => {
-                "let the rule match fewer tensors, or add one after it that keeps the type of this one"
+                "let the rule match fewer tensors, or add a rule after it with this tensor's own type"
             }
             StepFault::Gap { .. } | StepFault::SameNumber { .. } | StepFault::NoNumber { .. } => {
                 "correct the rule: its first group must be the number, such as layers\\.(\\d+)\\.w"

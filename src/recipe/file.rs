@@ -37,7 +37,7 @@ pub struct RecipeFile {
     pub path: RelativePath,
     /// The checkpoints that it is made of: files, sets or directories.
     pub from: Vec<RelativePath>,
-    /// What becomes of their tensors.
+    /// The steps with their tensors.
     pub transform: Transform,
     /// Names of files of the first checkpoint's directory that are shown beside it.
     pub beside: Vec<NameGlob>,
@@ -50,7 +50,7 @@ pub struct RecipeFile {
 #[serde(try_from = "String", into = "String")]
 pub struct RelativePath(String);
 
-/// A file as a recipe has it.
+/// A file as written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeFileForm {
@@ -87,7 +87,7 @@ impl Recipe {
         let io_error = |error| RecipeError::Io { path: path.to_path_buf(), error };
         let file = File::open(path).map_err(io_error)?;
         if !file.metadata().map_err(io_error)?.is_file() {
-            return Err(io_error(std::io::Error::other("it is no file")));
+            return Err(io_error(std::io::Error::other("it is not a file")));
         }
         let mut text = Vec::new();
         file.take(MAX_RECIPE_BYTES + 1).read_to_end(&mut text).map_err(io_error)?;
@@ -149,7 +149,7 @@ impl RecipeFile {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The file of such a JSON; `None` if it is none.
+    /// The file in such JSON; `None` if it is invalid.
     pub fn from_json(json: &[u8]) -> Option<RecipeFile> {
         check_length(json, Path::new("")).ok()?;
         serde_json::from_slice(json).ok()
@@ -181,7 +181,7 @@ impl TryFrom<RecipeFileForm> for RecipeFile {
             return Err("`from` names no checkpoint".to_owned());
         }
         if !path.0.ends_with(".safetensors") || path.name() == ".safetensors" {
-            return Err(format!("`{}`: what is shown is safetensors: end its name so", path.0));
+            return Err(format!("`{}`: its name must end with .safetensors", path.0));
         }
         Ok(RecipeFile { path, from, transform, beside, config })
     }

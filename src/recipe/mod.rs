@@ -1,10 +1,10 @@
 //! Recipes: how a view differs from its sources, declared in a small file.
 //!
-//! In: a recipe's text, and checkpoints. Out: one checkpoint, of which nothing was read or copied: names, types and the
-//! places of bytes are other ones. It is laid out and read as any other.
+//! In: a recipe's text, and checkpoints. Out: one checkpoint with other names, types and places of bytes. No tensor is read
+//! or copied. It is laid out and read as any other.
 //!
 //! The steps have one order: `only` and `drop`, `rename`, `slice`, `split`, `stack`, `cast`. `only` and `drop` match the
-//! names of the sources, each later step those that the step before gave.
+//! names in the sources. Each later step matches the names that the step before gave.
 
 mod arguments;
 mod error;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// Maximum bytes of a compiled pattern: a thousand times what renaming the layers of a model needs.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
-/// A glob for names of tensors or files. `*` stands for any text, dots included, `?` for one character, `[ab]` and
-/// `[!ab]` for one of some.
+/// A glob for names of tensors or files. `*` stands for any text, dots included, `?` for one character, `[ab]` for a
+/// or b, and `[!ab]` for any other character.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NameGlob {
@@ -17,7 +17,7 @@ pub struct NameGlob {
     regex: Regex,
 }
 
-/// A regular expression for names. It takes time in proportion to a name's length, whatever it says.
+/// A regular expression for names. Matching takes time in proportion to a name's length.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NameRegex {

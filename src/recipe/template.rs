@@ -1,4 +1,4 @@
-//! Templates of names: text with the groups of a match in it.
+//! Templates of names: text with groups of a match in it.
 
 use regex::{Captures, Regex};
 
@@ -36,7 +36,7 @@ impl Template {
                 let (name, after) = group_name(after)
                     .ok_or_else(|| format!("`{text}`: write $$ for a dollar sign"))?;
                 pieces.push(TemplatePiece::Group(find_group(pattern, name).ok_or_else(|| {
-                    format!("`{text}`: `{pattern}` has no group `{name}`; the end of a group's name is marked so: ${{1}}")
+                    format!("`{text}`: `{pattern}` has no group `{name}`; write ${{1}} if text follows the group")
                 })?));
                 rest = after;
             } else {
@@ -86,7 +86,7 @@ fn push_text(pieces: &mut Vec<TemplatePiece>, text: &str) {
     }
 }
 
-/// The name after a dollar sign, and what follows it.
+/// The name of the group after a dollar sign, and the text that follows.
 fn group_name(text: &str) -> Option<(&str, &str)> {
     if let Some(inside) = text.strip_prefix('{') {
         return inside.split_once('}');

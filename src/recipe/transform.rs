@@ -16,15 +16,15 @@ use super::steps::{
 /// Maximum number of rules: each is tried on every name.
 pub const MAX_RULE_COUNT: usize = 1024;
 
-/// What becomes of tensors, in the order of the fields.
+/// Steps with tensors, done in the order of the fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Transform {
-    /// Keep only what one of these matches, if there is any.
+    /// Keep only what one of these matches. Empty keeps all.
     pub only: Vec<GlobRule>,
     /// Leave out what one of these matches.
     pub drop: Vec<GlobRule>,
-    /// Rename, in order, each rule once.
+    /// Rename by each rule once, in order.
     pub rename: Vec<RenameRule>,
     /// Keep a part of an axis.
     pub slice: Vec<SliceRule>,
@@ -60,7 +60,7 @@ impl Transform {
         }
     }
 
-    /// The text that is equal for equal steps.
+    /// A text that is equal for equal steps.
     pub fn canonical_text(&self) -> String {
         // Strings, numbers and lists always have a JSON form.
         serde_json::to_string(self).unwrap_or_default()
@@ -79,7 +79,7 @@ impl Transform {
         }
         let mut selection = NameSelection::new(&self.only, &self.drop);
         joined.tensors.retain(|tensor| selection.keeps(&tensor.name));
-        // What cannot be shown and is left out anyway refuses nothing.
+        // An entry that cannot be shown is no reason to refuse what leaves it out.
         joined.refused.retain(|entry| selection.keeps(&entry.name));
         selection.finish()?;
         let mut tensors = joined.tensors;

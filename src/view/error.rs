@@ -121,7 +121,7 @@ pub enum RecipeFault {
     /// The configuration has no fields to set.
     #[error("its configuration {config} {reason}")]
     Config { config: String, reason: String },
-    /// The path is none of a recipe.
+    /// The recipe has no file at the path.
     #[error("the recipe shows no such file; it shows: {shown}")]
     NotShown { shown: String },
     /// A step cannot be done.

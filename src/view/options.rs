@@ -17,7 +17,7 @@ pub struct ViewOptions {
     pub show_originals: bool,
     /// Names that never become a virtual file.
     pub keep: KeepRules,
-    /// What is shown beside the files of the source.
+    /// Files that are shown in addition to those of the source.
     pub recipe: Option<RecipeSource>,
 }
 
@@ -28,7 +28,7 @@ pub enum RecipeSource {
     File(PathBuf),
     /// The file `.ckptfs.toml` of the source, if it has one.
     Auto,
-    /// One that does not change.
+    /// A recipe that does not change.
     Fixed(Arc<Recipe>),
 }
 
@@ -45,7 +45,7 @@ impl RecipeSource {
         }
         // A daemon works in another directory.
         let absolute = std::path::absolute(option).unwrap_or_else(|_| option.to_path_buf());
-        // A recipe that is wrong at once is a mistake of the call.
+        // An invalid recipe at the start is an error of the call.
         Recipe::read(&absolute)?;
         Ok(RecipeSource::File(absolute))
     }

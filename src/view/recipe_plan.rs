@@ -1,4 +1,4 @@
-//! One file of a recipe in its directory: what it is made of, what lies beside it, and what speaks against it.
+//! One file of a recipe in its directory: its sources, what is shown beside it, and why it may be refused.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use super::names::SortedNames;
 use super::options::KeepRules;
 use super::single_target::find_shown;
 
-/// The name of the configuration that `config` sets fields of.
+/// The name of the configuration whose fields `config` sets.
 pub const CONFIG_NAME: &str = "config.json";
 
 /// A file of a recipe, in the directory that shows it.
 #[derive(Clone, Debug)]
 pub struct RecipePlan {
     pub file: Arc<RecipeFile>,
-    /// Equal for equal files.
+    /// The file as JSON, to compare plans.
     text: Vec<u8>,
     /// The files and directories, from the root, whose state decides what it is.
     watched: Vec<PathBuf>,
     /// The checkpoint of the directory that would have its name.
     pub replaced: Option<Candidate>,
-    /// Names that are shown beside it.
+    /// The names that are shown beside it.
     pub beside: Vec<OsString>,
     /// The directory that they are in, from the root.
     pub beside_directory: PathBuf,
@@ -89,7 +89,7 @@ impl RecipePlan {
         if has_config {
             watched.push(beside_directory.join(CONFIG_NAME));
         }
-        // What the directory has of its own stays.
+        // Names that the directory has already are not replaced.
         let beside = beside
             .into_iter()
             .filter(|name| names.find(name).is_err() && !(has_config && name == CONFIG_NAME));
@@ -110,7 +110,7 @@ impl RecipePlan {
         &self.watched
     }
 
-    /// Reads its checkpoints, and does the steps with them.
+    /// Reads its checkpoints, and applies its steps.
     pub fn open(
         &self,
         root: &Arc<Root>,
@@ -154,7 +154,7 @@ impl RecipePlan {
     }
 }
 
-/// Opens a file of a recipe: reads its checkpoints, and does the steps with them.
+/// Opens a file of a recipe: reads its checkpoints, and applies its steps.
 pub fn open_recipe_file(
     root: &Arc<Root>,
     base: &Path,

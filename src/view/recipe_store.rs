@@ -1,4 +1,4 @@
-//! The recipe of a view, read from its file, and again when that changes.
+//! The recipe of a view, read from its file, and read again when the file changes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -13,10 +13,10 @@ use crate::threads::lock;
 use super::error::Refusal;
 use super::options::RecipeSource;
 
-/// The name of the recipe in a source, which is followed only if the user asks for that.
+/// The name of the recipe in a source. It is used only if the user asks for it.
 const AUTO_RECIPE_NAME: &str = ".ckptfs.toml";
 
-/// How long a recipe is believed. A change must show within a second.
+/// The time after which the file is read again. A change must show within a second.
 const MAX_RECIPE_AGE: Duration = Duration::from_millis(100);
 
 /// The same in a store, where each look is a request.
@@ -40,7 +40,7 @@ struct RecipeState {
 /// A recipe as it was at one time.
 #[derive(Debug)]
 pub struct RecipeSnapshot {
-    /// Another number is another recipe.
+    /// Differs between two recipes.
     pub generation: u64,
     /// When it was first seen.
     pub seen_at: SystemTime,
@@ -98,7 +98,7 @@ impl RecipeStore {
         RecipeStore { source, state: Mutex::new(state) }
     }
 
-    /// The recipe as it is now; with the directories in the view that a change of it changed.
+    /// The recipe as it is now, and the directories in the view that changed with it.
     pub fn refresh(
         &self,
         root: &Arc<Root>,
@@ -113,7 +113,7 @@ impl RecipeStore {
             if self.source.is_none() || is_recent {
                 return (known, BTreeSet::new());
             }
-            // Others use what is known meanwhile, but for the first time.
+            // Meanwhile other threads use the known recipe, except for the first time.
             if state.text.is_some() {
                 state.checked_at = Some(Instant::now());
             }
@@ -147,7 +147,7 @@ impl RecipeStore {
         Arc::clone(&lock(&self.state).snapshot)
     }
 
-    /// The text of the recipe: empty where there may be none, and is none.
+    /// The text of the recipe. Empty for `auto` without a recipe in the source.
     fn read(&self, root: &Arc<Root>, base: &Path) -> Result<Vec<u8>, RecipeError> {
         match &self.source {
             Some(RecipeSource::File(path)) => Recipe::read_text(path),
@@ -192,7 +192,7 @@ impl RecipeStore {
             }
             Ok(text) => text,
             Err(reason) => {
-                let remedy = "make the recipe readable; the view is back a second later";
+                let remedy = "make the recipe readable: the view returns within a second";
                 return refused(path, reason.clone(), remedy.to_owned());
             }
         };

@@ -8,7 +8,7 @@ use super::whole_units::read_whole_units;
 /// Bytes that are read and cast at a time: they stay in the processor's caches.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// Fills `out` with values of the second type from a byte on, where `read` gives the same values as the first.
+/// Fills `out` with values cast to the second type, from byte `offset` of these. `read` gives values of the first type.
 pub fn read_cast(
     (from, to): (Dtype, Dtype),
     offset: u64,
@@ -18,7 +18,7 @@ pub fn read_cast(
 ) -> Result<(), SourceError> {
     let kernel = cast_kernel(from, to).expect("a cast that does not exist was refused");
     let [from_bytes, to_bytes] = [from, to].map(|dtype| u64::from(dtype.bits()) / 8);
-    // What is gathered is gathered at once: parts of it would read the same source bytes again.
+    // Strided bytes are gathered at once: each part would read the same source bytes again.
     let max_bytes = if is_strided { CHUNK_BYTES.max(out.len() as u64) } else { CHUNK_BYTES };
     let chunk_values = max_bytes / from_bytes.max(to_bytes);
     // Both ends may cut a value.

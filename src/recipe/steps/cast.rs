@@ -19,7 +19,7 @@ pub struct CastRule {
     optional: bool,
 }
 
-/// A cast as a recipe has it.
+/// A cast as written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CastForm {
@@ -30,7 +30,7 @@ struct CastForm {
 }
 
 impl CastRule {
-    /// The cast of what a glob matches to a type that is called as in torch or in safetensors.
+    /// A cast of the tensors that a glob matches. The type is named as in torch or in safetensors.
     pub fn new(glob: &str, to: &str, optional: bool) -> Result<CastRule, String> {
         let tensors = NameGlob::try_from(glob.to_owned())?;
         CastRule::try_from(CastForm { tensors, to: to.to_owned(), optional })
@@ -42,8 +42,8 @@ impl TryFrom<CastForm> for CastRule {
 
     fn try_from(CastForm { tensors, to, optional }: CastForm) -> Result<CastRule, String> {
         let dtype = Dtype::from_torch_name(&to).or_else(|| Dtype::from_name(&to));
-        let to = dtype
-            .ok_or_else(|| format!("`{to}` is no type; one is called as in torch: bfloat16"))?;
+        let to =
+            dtype.ok_or_else(|| format!("`{to}` is no type; name it as torch does: bfloat16"))?;
         Ok(CastRule { tensors, to, optional })
     }
 }
@@ -61,7 +61,7 @@ impl fmt::Display for CastRule {
     }
 }
 
-/// Casts tensors. Of the rules that match one, the last counts.
+/// Casts tensors. Of several rules that match a tensor, the last counts.
 pub fn cast_tensors(
     rules: &[CastRule],
     mut tensors: Vec<Tensor>,

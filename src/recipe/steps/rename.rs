@@ -9,7 +9,7 @@ use crate::recipe::error::{StepError, StepFault};
 use crate::recipe::name_glob::NameRegex;
 use crate::recipe::template::Template;
 
-/// A rename: what the pattern matches first in a name becomes what the template says.
+/// A rename: the template replaces the first match of the pattern in a name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "RenameForm", into = "RenameForm")]
 pub struct RenameRule {
@@ -19,7 +19,7 @@ pub struct RenameRule {
     optional: bool,
 }
 
-/// A rename as a recipe has it.
+/// A rename as written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RenameForm {
@@ -30,7 +30,7 @@ struct RenameForm {
 }
 
 impl RenameRule {
-    /// The rule of a pattern and a template.
+    /// A rename by a pattern and the text of a template.
     pub fn new(pattern: &str, to: &str, optional: bool) -> Result<RenameRule, String> {
         let r#match = NameRegex::try_from(pattern.to_owned())?;
         RenameRule::try_from(RenameForm { r#match, to: to.to_owned(), optional })
@@ -58,7 +58,7 @@ impl fmt::Display for RenameRule {
     }
 }
 
-/// Renames tensors: the rules are tried in order, each once, on what the one before gave.
+/// Renames tensors. Each rule is applied once, in order, to the names that the rule before gave.
 pub fn rename_tensors(rules: &[RenameRule], tensors: &mut [Tensor]) -> Result<(), StepError> {
     if rules.is_empty() {
         return Ok(());
@@ -112,7 +112,7 @@ fn rename(
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     match name {
         "" => Err("it would be empty"),
-        RESERVED_NAME => Err("safetensors keeps `__metadata__` for metadata"),
+        RESERVED_NAME => Err("`__metadata__` is reserved for metadata"),
         _ => Ok(()),
     }
 }

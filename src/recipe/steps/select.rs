@@ -27,7 +27,7 @@ impl<'a> NameSelection<'a> {
         let rules =
             self.only.iter().map(|rule| (0, rule)).chain(self.drop.iter().map(|rule| (1, rule)));
         for ((list, rule), is_matched) in rules.zip(&mut self.is_matched) {
-            // A rule is asked about every name: each must match one.
+            // Every rule is tried on every name, as each must match one.
             if rule.tensors.matches(name) {
                 *is_matched = true;
                 matches[list] = true;

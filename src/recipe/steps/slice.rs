@@ -23,13 +23,13 @@ pub struct SliceRule {
 /// A part of an axis.
 #[derive(Clone, Copy, Debug)]
 enum AxisPart {
-    /// One of some parts as `torch.chunk` cuts them, counted from 1.
+    /// A chunk of `torch.chunk`, counted from 1.
     Chunk { number: u64, parts: u64 },
-    /// The steps from the first on, before the second.
+    /// The steps from the first number to before the second.
     Range([u64; 2]),
 }
 
-/// A slice as a recipe has it.
+/// A slice as written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SliceForm {

@@ -1,7 +1,7 @@
 //! Casts of values, elementwise over slices: equal to `tensor.to(dtype)` of torch on a CPU, bit for bit.
 //!
-//! Floats go through an `f32`, as torch's do: a cast of a double to less than a float rounds twice. Every NaN becomes the
-//! one of its type: positive and quiet, with no payload. The loops have no branches, so that the compiler vectorizes them
+//! Floats go through an `f32`, as torch's do: a cast of an f64 to less than an f32 rounds twice. Every NaN becomes the
+//! same NaN of its type: quiet, and without a payload. The loops have no branches, so that the compiler vectorizes them
 //! for the instructions that this processor has.
 
 use super::super::dtype::Dtype;
@@ -16,26 +16,26 @@ pub type CastKernel = fn(&[u8], &mut [u8]);
 /// A type of numbers, little-endian in memory.
 trait Number: Copy {
     const BYTES: usize;
-    /// What holds every value of it exactly.
+    /// A type that holds every value exactly.
     type Hub: Copy;
     fn load(bytes: &[u8]) -> Self;
     fn store(self, out: &mut [u8]);
     fn to_hub(self) -> Self::Hub;
 }
 
-/// A number that is made of others by rounding, or exactly.
+/// A number that values of a hub are converted to, exactly or by rounding.
 trait FromHub<H>: Number {
     fn from_hub(value: H) -> Self;
 }
 
-/// Casts by the way of a hub.
+/// Casts values through their hub.
 #[inline(always)]
 fn cast_values<S: Number, T: FromHub<S::Hub>>(from: &[u8], to: &mut [u8]) {
     let values = from.chunks_exact(S::BYTES).zip(to.chunks_exact_mut(T::BYTES));
     values.for_each(|(from, to)| T::from_hub(S::load(from).to_hub()).store(to));
 }
 
-/// The same, with the instructions that this processor has.
+/// Casts values with the instructions that this processor has.
 fn cast<S: Number, T: FromHub<S::Hub>>(from: &[u8], to: &mut [u8]) {
     pulp::Arch::new().dispatch(
         #[inline(always)]

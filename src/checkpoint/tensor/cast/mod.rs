@@ -1,4 +1,4 @@
-//! Casts: which types become which, and how their values do.
+//! Casts of tensors: which types can be cast to which, and how values are converted.
 
 mod kernels;
 mod small_floats;
@@ -25,8 +25,8 @@ impl CastError {
             return Ok(());
         }
         let reason = match (is_float(from), is_float(to)) {
-            (true, false) => "floats become floats only",
-            (false, _) if is_integer(from) => "it does not hold every value",
+            (true, false) => "floats are cast only to floats",
+            (false, _) if is_integer(from) => "the new type does not hold every value",
             _ => "there is no such cast",
         };
         Err(CastError { from, to, reason })
