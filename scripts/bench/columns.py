@@ -3,6 +3,7 @@
 Rows are those of results: `{"row": ["…"], "runs": [{"…": 0.1}]}`.
 """
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ def ratio_to_first(key):
 def speed_of_first(key):
     """How many times as fast as the first row."""
     return lambda row, rows: [1 / ratio for ratio in ratio_to_first(key)(row, rows)]
+
+
+def growth_exponent(before, row, key):
+    """The power of its count by which a number grows from one row to the next: 1 is linear growth."""
+    def at(each, key):
+        return statistics.median(run[key] for run in each["runs"])
+
+    return math.log(at(row, key) / at(before, key)) / math.log(at(row, "count") / at(before, "count"))
 
 
 # Columns.

@@ -76,6 +76,14 @@ class Machine:
         self.refill()
 
     @contextmanager
+    def with_ballast(self, ballast):
+        """Free memory is held by this ballast, if it holds any."""
+        before, self.ballast = self.ballast, ballast
+        with closing(ballast):
+            yield
+        self.ballast = before
+
+    @contextmanager
     def mounted(self, source, **options):
         """A mount of its own daemon, whose peak memory is noted."""
         with mounted(source, self.point, **options) as daemon:

@@ -19,6 +19,7 @@ from ckptfs.bench.usage import processor_seconds
 from bench import workloads
 from bench.fixtures import RUNS, alternate, mounted, uniform, write_model
 from bench.machine import Machine, load
+from bench.memory_ballast import NoBallast
 from bench.models import Models
 from bench.results import Results
 from bench.store_server import BYTES_PER_SECOND, StoreServer
@@ -43,16 +44,6 @@ MOUNT_TIMEOUT_SECONDS = 30
 
 # Seconds of faults and reads of the mapping.
 STALL_SECONDS = float(os.environ.get("STALL_SECONDS", "20"))
-
-
-class NoBallast:
-    """Leaves free memory alone."""
-
-    def take(self):
-        pass
-
-    def renew(self):
-        pass
 
 
 @contextmanager

@@ -4,7 +4,7 @@ chart."""
 from bench import target_table
 from bench.charts import Chart
 from bench.columns import (
-    PageTable, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
+    PageTable, growth_exponent, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
 )  # fmt: skip
 
 SPEED = ratios("plain", "mount")
@@ -66,6 +66,26 @@ def sizes(title):
     ))  # fmt: skip
 
 
+def growth(title, unit):
+    """What a mount takes for more and more of something. The exponent is from the row before: 1 is linear growth."""
+    def exponents(key):
+        def cell(row, rows):
+            place = rows.index(row) if row in rows else 0
+            return f"{growth_exponent(rows[place - 1], row, key):.2f}" if place else ""
+
+        return cell
+
+    columns = (
+        label(title), median("seconds", "seconds", 3), ("exponent", exponents("seconds")),
+        median("CPU seconds of the daemon", "cpu"), median("peak memory, MB", "peak", 0, 1e-6),
+        ("exponent", exponents("peak")),
+    )  # fmt: skip
+    chart = Chart(f"{title}: microseconds for each {unit}", lambda row, rows: [
+        run["seconds"] / run["count"] * 1e6 for run in row["runs"]
+    ])  # fmt: skip
+    return PageTable("growth", columns, chart)
+
+
 def beside_files(title, target, others):
     """Something that is done with training checkpoints, beside the same with their own files."""
     def find_target(row, rows):
@@ -90,6 +110,15 @@ def targets(title, has_row):
 TABLES = {
     "targets": targets("reached", target_table.is_reached),
     "targets-missed": targets("missed", target_table.is_missed),
+    "growth-tensors": growth("first byte, by tensors", "tensor"),
+    "growth-files": growth("first byte, by files", "file"),
+    "growth-readers": growth("512 MiB read by each reader, by readers", "reader"),
+    "growth-gigabytes": growth("read whole, by gigabytes", "gigabyte"),
+    "ablations": PageTable("ablations", (
+        label("left out"), label(place=1), median("with all, s", "all"), median("without it, s", "without"),
+        spreads("ratio without it: median (least to most)", ratios("without", "all")),
+        spreads("bytes read from the disk, ratio", ratios("without read", "all read")),
+    )),
     "engine": PageTable("engine", (
         label(), median("seconds", "seconds", 3),
         promise("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",

@@ -22,6 +22,8 @@ class Target:
 
     def compute_figures(self, runs):
         """A number for each run: the ratio to the baseline; without one, that of the side itself."""
+        if self.unit == "CPU s":
+            return [run[self.side] for run in runs]
         if self.unit == "ms":
             return [run[self.side] * 1000 for run in runs]
         if self.unit == "MB":
@@ -32,15 +34,16 @@ class Target:
     @property
     def is_absolute(self):
         """Whether this is no ratio, but a number of something."""
-        return self.unit in ("ms", "MB")
+        return self.unit in ("ms", "MB", "CPU s")
 
     def find_best_baseline(self, runs):
         baselines = (self.baseline,) if isinstance(self.baseline, str) else self.baseline
         return min(baselines, key=lambda name: statistics.median(run[name] for run in runs))
 
     def compute_result(self, runs):
-        """What is held against the limit: the median; of memory the maximum."""
-        return (max if self.unit == "MB" else statistics.median)(self.compute_figures(runs))
+        """What is held against the limit: the worse median of those with ballast and without; of memory the maximum."""
+        middle = max if self.unit == "MB" else statistics.median
+        return max(middle(self.compute_figures(some)) for some in (held(runs), free(runs)) if some)
 
     def format_side(self, name, runs):
         """The median of one side."""
@@ -51,6 +54,16 @@ class Target:
 
     def add_unit(self, text):
         return f"{text} {self.unit}" if self.is_absolute else text
+
+
+def held(runs):
+    """Those that were measured while a ballast held free memory."""
+    return [run for run in runs if run.get("ballast", 1)]
+
+
+def free(runs):
+    """Those without."""
+    return [run for run in runs if not run.get("ballast", 1)]
 
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")
@@ -71,8 +84,12 @@ TARGETS = {target.row: target for target in [
     Target("owned, cached", "ckptfs", PEERS, 0.95, 0.7),
     Target("mapped", "ckptfs", "safetensors", 1.05, 1.0),
     Target("first byte", "mount", None, 500, 200, unit="ms"),
-    Target("owned through the mount", "mount", "ext4", 2.2, 1.6),
-    Target("owned through the mount, again", "mount", "ext4", 1.1, 1.0),
+    Target("cached, mapped", "mount", "constant", 1.15),
+    Target("cached, owned", "mount", "constant", 1.15),
+    Target("cached, mapped, daemon for 2 GB", "daemon", None, 0.5, unit="CPU s"),
+    Target("cached, owned, daemon for 2 GB", "daemon", None, 0.5, unit="CPU s"),
+    Target("cached, mapped, again", "mount", "ext4", 1.0),
+    Target("cached, owned, again", "mount", "ext4", 1.0),
     Target("daemon memory", "peak", "budget", 64, unit="MB"),
 ]}  # fmt: skip
 
@@ -96,17 +113,22 @@ def compute_figures(row, rows):
 
 def format_measured_side(row, rows):
     target = find_target(row)
-    return target.format_side(target.side, row["runs"])
+    return target.format_side(target.side, held(row["runs"]))
 
 
 def format_baseline(row, rows):
     target = find_target(row)
-    return target.baseline and target.format_side(target.find_best_baseline(row["runs"]), row["runs"]) or ""
+    runs = held(row["runs"])
+    return target.baseline and target.format_side(target.find_best_baseline(runs), runs) or ""
 
 
-def format_result(row, rows):
-    target = find_target(row)
-    return target.add_unit(spread(compute_figures(row, rows), 0 if target.is_absolute else 2))
+def format_result(select):
+    def figures(row, rows):
+        target, runs = find_target(row), select(row["runs"])
+        digits = 0 if target.unit in ("ms", "MB") else 2
+        return target.add_unit(spread(target.compute_figures(runs), digits)) if runs else ""
+
+    return figures
 
 
 def format_limit(row, rows):
@@ -122,5 +144,6 @@ def format_goal(row, rows):
 
 COLUMNS = (
     label(), ("", format_measured_side), ("baseline", format_baseline),
-    ("measured: median (least to most)", format_result), ("target", format_limit), ("goal", format_goal),
+    ("measured: median (least to most)", format_result(held)), ("without ballast", format_result(free)),
+    ("target", format_limit), ("goal", format_goal),
 )  # fmt: skip

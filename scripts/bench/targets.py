@@ -8,16 +8,23 @@ to the next.
 import os
 import subprocess
 import tempfile
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench import workloads
+from ckptfs.bench.usage import processor_seconds
+
+from bench import REPOSITORY, workloads
 from bench.fixtures import RUNS, first_byte, in_page_cache, alternate
 from bench.machine import load, machine
+from bench.memory_ballast import Ballast, NoBallast
 from bench.models import Models
 from bench.results import Results
 from bench.workloads import make_request
 
 SIZE = float(os.environ.get("SIZE", "1"))
+
+CONSTANT_MOUNT = REPOSITORY / "target/constant-mount/release/constant-mount"
 
 FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
 RANDOM_ORDER = make_request(workloads.touch_in_random_order)
@@ -197,35 +204,73 @@ def measure_first_byte(bench):
     yield "first byte", runs
 
 
-def measure_owned_mount_loads(bench):
-    models, machine, first_runs, second_runs = bench.models, bench.machine, [], []
+def measure_cached_mount_loads(bench):
+    """The first load and the second one, with the sources in the page cache. Beside it, those of the plain file, and of a
+    mount whose daemon answers with constant bytes."""
+    for way, loader in (("mapped", "safetensors"), ("owned", "safetensors owned")):
+        runs = alternate(["mount", "constant", "ext4"], lambda side, loader=loader: time_two_loads(bench, side, loader))
+        for index, suffix in ((0, ""), (1, ", again")):
+            yield f"cached, {way}{suffix}", [{side: run[side][index] for side in run} for run in runs]
+        yield f"cached, {way}, daemon for 2 GB", [
+            {"daemon": run["mount"][2] * 2e9 / bench.models.bytes, "constant": run["constant"][2] * 2e9 / bench.models.bytes}
+            for run in runs
+        ]  # fmt: skip
 
-    def time_owned_load(path):
-        worker = machine.worker(load("safetensors owned"), path, models.plain("tiny"))
+
+def time_two_loads(bench, side, loader):
+    """Seconds of the first and of the second load, and the daemon's processor seconds for the first. The first leaves in
+    the page cache what is read."""
+    models, machine = bench.models, bench.machine
+    mounts = {
+        "mount": lambda: machine.mounted(models.shards()),
+        "constant": lambda: constant_mount(models.plain(), machine.point),
+        "ext4": lambda: closing(NoDaemon()),
+    }
+    path = models.plain() if side == "ext4" else machine.virtual_file
+    machine.warm(models.plain() if side != "mount" else models.shards())
+
+    def time_load():
+        worker = machine.worker(load(loader), path, models.plain("tiny"))
         # The memory of the load before is free by now.
         machine.ballast.take()
         (timing,) = machine.measure([worker])
         return timing["end"] - timing["start"]
 
-    def time_two_loads(path):
-        """The first load leaves in the page cache what is read."""
-        first = time_owned_load(path)
+    with mounts[side]() as daemon:
+        before = daemon.cpu
+        first, used = time_load(), daemon.cpu - before
         machine.read(path)
-        return [first, time_owned_load(path)]
+        return first, time_load(), used
 
-    def measure_side(side):
-        if side == "ext4":
-            machine.warm(models.plain())
-            return time_two_loads(models.plain())
-        machine.warm(models.shards())
-        with machine.mounted(models.shards()):
-            return time_two_loads(machine.virtual_file)
 
-    for run in alternate(["mount", "ext4"], measure_side):
-        for runs, index in [(first_runs, 0), (second_runs, 1)]:
-            runs.append({side: seconds[index] for side, seconds in run.items()})
-    yield "owned through the mount", first_runs
-    yield "owned through the mount, again", second_runs
+class NoDaemon:
+    cpu = 0
+
+    def close(self):
+        pass
+
+
+@contextmanager
+def constant_mount(path, point):
+    """A mount by stubs/constant-mount, of a file like this one."""
+    process = subprocess.Popen([CONSTANT_MOUNT, path, point], stdout=subprocess.PIPE, text=True)
+    try:
+        if process.stdout.readline() != "ready\n":
+            raise SystemExit("failed: constant-mount did not mount")
+        yield ConstantDaemon(process.pid)
+    finally:
+        subprocess.run(["umount", point], check=True)
+        process.wait()
+
+
+@dataclass(frozen=True)
+class ConstantDaemon:
+    pid: int
+
+    @property
+    def cpu(self):
+        """Processor seconds so far."""
+        return processor_seconds(self.pid)
 
 
 def measure_daemon_memory(bench):
@@ -246,7 +291,7 @@ CASES = {
     "owned": measure_owned_loads,
     "mapped": measure_mapped_loads,
     "first byte": measure_first_byte,
-    "owned through the mount": measure_owned_mount_loads,
+    "cached": measure_cached_mount_loads,
     # The last, for it is about all of them.
     "daemon memory": measure_daemon_memory,
 }
@@ -256,8 +301,14 @@ def main(*names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     results = Results("targets", whole=not names)
-    with machine() as bench_machine:
+    with machine(has_ballast=False) as bench_machine:
         bench = Bench(bench_machine, Models(os.environ.get("CKPTFS_BENCH_MODELS", bench_machine.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:
-            for row, runs in CASES[name](bench):
+            rows = {}
+            for ballast in (Ballast(), NoBallast()):
+                with bench_machine.with_ballast(ballast):
+                    for row, runs in CASES[name](bench):
+                        held = int(isinstance(ballast, Ballast))
+                        rows.setdefault(row, []).extend({**run, "ballast": held} for run in runs)
+            for row, runs in rows.items():
                 results.add("targets", [row], runs)

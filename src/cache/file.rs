@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use crate::threads::lock;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
+use super::ablation::is_left_out;
 use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority, SourceRange};
 use super::block::pool::{Block, Buffer, BufferSize, with_scratch};
 use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
@@ -141,12 +142,14 @@ impl CachedFile {
     ) {
         let Some(plan) = plan else { return self.read_by_segments(range, reply) };
         if pattern.is_random
+            && !is_left_out("random")
             && let Some((source, run)) = plan.small_run()
             && !self.blocks.is_any_pending(self.file_id, &plan.ranges)
         {
             return self.read_uncached(source, run, reply);
         }
-        let priority = match pattern.is_fault_around {
+        let is_deferred = pattern.is_fault_around && !is_left_out("deferral");
+        let priority = match is_deferred {
             true => FillPriority::Deferred,
             false => FillPriority::Blocking,
         };

@@ -11,6 +11,7 @@
 //! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, and `io`
 //! reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
 
+mod ablation;
 mod block;
 mod counters;
 mod error;

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use crate::checkpoint::{Origin, Tensor};
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, interleaved_tensors, window_bytes};
 
+use super::ablation::is_left_out;
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
 use super::block::pool::BufferSize;
 
@@ -281,6 +282,9 @@ impl RequestGrid {
 
     /// Those before and after a request, for a range with this start.
     fn aligned_with(request: &Range<u64>, start: u64) -> RequestGrid {
+        if is_left_out("grid") {
+            return RequestGrid { length: 1, phase: 0 };
+        }
         let length = (request.end - request.start).clamp(1, BufferSize::Small.bytes() as u64);
         let phase = if start < request.start {
             length - 1 - (request.start - start - 1) % length

@@ -12,6 +12,7 @@ pub mod trace_store;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::cache::ablation::is_left_out;
 use crate::cache::io::source::PreferredReadahead;
 use crate::threads::lock;
 use crate::virtual_file::VirtualFile;
@@ -117,6 +118,7 @@ impl Prefetcher {
             self.push_undelivered(&mut ranges, &prefetch, u64::MAX, request);
         }
         if step.enters_tensor
+            && !is_left_out("names")
             && let Some(index) = self.file.tensor_at(request.start)
         {
             for (next, bytes) in self.predict_tensors(index as u32, memory_limit) {

@@ -20,6 +20,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 
+use crate::cache::ablation::is_left_out;
+
 /// Streams told apart at once. A loader uses no more threads than this to read one file.
 const MAX_STREAMS: usize = 8;
 
@@ -183,7 +185,7 @@ impl Readahead {
 
     /// Whether readers only touch pages, as far as is known.
     fn is_touching(&self) -> bool {
-        self.touch_history.count_ones() >= MIN_TOUCHED_STREAMS
+        self.touch_history.count_ones() >= MIN_TOUCHED_STREAMS && !is_left_out("touches")
     }
 
     /// The stream that a read belongs to: the nearest, and of several the one read last.
@@ -229,11 +231,13 @@ impl Readahead {
         let (start, end) = (range.start, range.end);
         let tensor = bounds.tensor.as_ref();
         // What lies before the first tensor is read from the start of the file: all of it will be read.
+        let tensor = tensor.filter(|_| !is_left_out("bounds"));
         let tensor_bound = tensor.map_or(u64::MAX, |t| t.end.saturating_add(TENSOR_OVERRUN_BYTES));
-        let is_resumed = tensor.is_some_and(|tensor| {
-            delivered.next_undelivered(tensor.start) > tensor.start
-                && start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
-        });
+        let is_resumed = !is_left_out("resumed")
+            && tensor.is_some_and(|tensor| {
+                delivered.next_undelivered(tensor.start) > tensor.start
+                    && start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
+            });
         let may_touch = tensor.is_some() && self.is_touching() && !is_resumed;
         let (bound, next_bound) = if may_touch {
             ((start + FAULT_AROUND_BYTES).min(tensor_bound), tensor_bound)
@@ -332,6 +336,9 @@ pub struct DeliveredRanges {
 impl DeliveredRanges {
     /// Records a read. If much is read again, the kernel has not kept it: then nothing is known of the rest either.
     pub fn record(&mut self, range: &Range<u64>) {
+        if is_left_out("delivered") {
+            return;
+        }
         let bytes = range.end - range.start;
         if self.range_at(range.start).is_some_and(|known| known.end >= range.end) {
             self.reread_bytes += bytes;
