@@ -16,6 +16,9 @@ import threading
 # The attribute of every file of a mount.
 _MOUNT_ATTRIBUTE = "user.ckptfs.source"
 
+# The limit of safetensors.
+_MAX_HEADER_BYTES = 100_000_000
+
 # Reasons that were logged, without what differs from file to file; how many are kept, and how much of each.
 _logged, _MAX_LOGGED, _MAX_REASON_LENGTH = set(), 64, 500
 
@@ -59,12 +62,23 @@ def _takes(filename):
 
 
 def _may_be_of_a_mount(filename):
-    """Whether a file has the attribute of a mount. It is one system call, which asks no other program about a file on
-    a disk."""
+    """Whether a file has the attribute of a mount, and is one of safetensors there. For a file on a disk that is one
+    system call, which asks no other program."""
     try:
-        return bool(os.getxattr(filename, _MOUNT_ATTRIBUTE))
+        attribute = os.getxattr(filename, _MOUNT_ATTRIBUTE)
+        # No other text in the attribute can have these quotes.
+        return b'"virtual_file":true' in attribute or _is_safetensors(filename)
     except (OSError, TypeError, ValueError):
         return False
+
+
+def _is_safetensors(filename):
+    """Whether a file begins as the original requires. A pickle or a directory that a mount shows as it is does not:
+    programs rely on the error."""
+    # A path, and no descriptor, which this would close.
+    with open(os.fspath(filename), "rb", buffering=0) as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
 
 
 def _failures():

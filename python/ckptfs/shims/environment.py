@@ -5,15 +5,9 @@ This name and its arguments stay: a line that an older ckptfs wrote calls the ne
 
 from ckptfs.shims import install
 
-_has_started = False
-
 
 def find_spec(name, path=None, target=None):
-    """Finds a module of safetensors, and puts the shims in place from its import on. `None` from the second call on:
-    the finder of `install` then comes first."""
-    global _has_started
-    if _has_started:
-        return None
-    _has_started = True
+    """Finds a module of safetensors, and puts the shims in place from its import on. Every call does: a thread that
+    began its import before another one's call does not ask the finder of `install`."""
     install.install_for_environment()
     return install.find_spec(name, path, target)

@@ -148,11 +148,14 @@ def _has_known_signature(original):
     return list(inspect.signature(original).parameters) == ["tensor", "device", "dtype"]
 
 
+# The dictionary of a module, whatever its class makes of `__dict__`. Any attribute of a lazy module, that one too, loads it.
+_names_of = type(sys).__dict__["__dict__"].__get__
+
+
 def _put(value, replacement):
     """Replaces a value under every name of every module that has it."""
     for module in list(sys.modules.values()):
-        # By their dictionaries: an attribute of some modules imports another when it is looked up.
-        names = getattr(module, "__dict__", None)
+        names = _names_of(module) if issubclass(type(module), type(sys)) else None
         if isinstance(names, dict):
             for name in [name for name, held in list(names.items()) if held is value]:
                 names[name] = replacement
@@ -166,20 +169,35 @@ _CALLS = {
 }
 
 
+class _Searches(threading.local):
+    """The modules that this thread looks for."""
+
+    def __init__(self):
+        self.names = set()
+
+
+_searches = _Searches()
+
+
 class _Finder:
     """Installs the shim when such a module is imported."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in _CALLS:
+        # Other finders may ask all finders, and so does that of the environment.
+        if name not in _CALLS or name in _searches.names:
             return None
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if finder is not self and find else None
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader)
-                return spec
-        return None
+        _searches.names.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if finder is not self and find else None
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = _Loader(spec.loader)
+                    return spec
+            return None
+        finally:
+            _searches.names.discard(name)
 
 
 class _Loader:
@@ -198,7 +216,8 @@ class _Loader:
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        with _lock:
+        # A shim that cannot be made fails no import.
+        with _lock, contextlib.suppress(Exception):
             if _finder in sys.meta_path:
                 _replace(module)
 

@@ -10,6 +10,7 @@ import ckptfs
 import numpy
 import pytest
 import safetensors.numpy
+import torch
 
 from environments import HOME, Environment
 from mounts import Mounts
@@ -109,6 +110,62 @@ def test_a_file_that_only_claims_to_be_of_a_mount_takes_the_original_path(enviro
     assert environment.run(SHOW, claims) == [False, shelf.sum]
 
 
+def test_other_files_of_a_mount_take_the_original_path(environment, shelf, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save({"a": torch.arange(5000)}, source / "kept.bin")
+    (source / "config.json").write_text("{}")
+    (source / "empty.safetensors").write_text("")
+    code = """
+import json, os, sys, safetensors
+found = []
+for name in ("kept.bin", "config.json", "empty.safetensors", ""):
+    try: safetensors.safe_open(os.path.join(sys.argv[1], name), "np")
+    except Exception as fault: found.append([type(fault).__name__, str(fault)])
+descriptor = os.open(os.path.join(sys.argv[1], "config.json"), os.O_RDONLY)
+try: safetensors.safe_open(descriptor, "np")
+except TypeError: os.close(descriptor)
+print(json.dumps([found, [name for name in sys.modules if "_ckptfs" in name]]))
+"""
+    mounts = Mounts(find_binary(), tmp_path)
+    try:
+        mount = mounts(source, "--keep", "kept.bin")
+        found = environment.run(code, mount.point)
+        assert len(found[0]) == 4 and found[1] == []
+        assert found == environment.run(code, mount.point, CKPTFS_DISABLE="1")
+    finally:
+        mounts.end()
+
+
+LAZY_MODULES = """
+import importlib.util, sys, types
+spec = importlib.util.find_spec("late")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+late = sys.modules["late"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(late)
+class Loads(types.ModuleType):
+    @property
+    def __dict__(self): raise RuntimeError("loaded")
+class Proxy:
+    def __getattribute__(self, name): raise RuntimeError(f"asked for {name}")
+sys.modules["loads"], sys.modules["proxy"] = Loads("loads"), Proxy()
+"""
+
+
+def test_modules_that_load_later_are_not_loaded(environment, shelf, tmp_path):
+    (tmp_path / "late.py").write_text("raise RuntimeError('loaded')")
+    assert environment.run(LAZY_MODULES + SHOW, shelf.shown, cwd=tmp_path) == [True, shelf.sum]
+
+
+def test_a_shim_that_cannot_be_made_fails_no_import(environment, shelf):
+    code = """
+from ckptfs.shims import install
+def fails(original): raise RuntimeError("no shim")
+for name, (call, shim_of, is_known) in install._CALLS.items(): install._CALLS[name] = call, fails, is_known
+"""
+    assert environment.run(code + SHOW, shelf.shown) == [False, shelf.sum]
+
+
 def test_switched_off_everything_takes_the_original_path(environment, shelf):
     assert environment.run(SHOW, shelf.shown, CKPTFS_DISABLE="1") == [False, shelf.sum]
 
@@ -153,6 +210,11 @@ STARTS = {
         "threads = [threading.Thread(target=work) for _ in range(8)]\n"
         "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
         "assert wrong == [False] * 8, wrong"
+    ),
+    # A thread whose import began before another one's call goes on with the finders behind, and misses that of `install`.
+    "looked for meanwhile": (
+        "finder = sys.meta_path[0]; assert finder.__name__ == 'CkptfsFinder'\n"
+        "assert finder.find_spec('safetensors') and finder.find_spec('safetensors')"
     ),
     "fork": (
         "import os\nchild = os.fork()\n"
@@ -315,8 +377,6 @@ def test_a_user_site_can_have_it(tmp_path, shelf):
 
 
 def test_torch_load_maps_sources_of_virtual_files_and_kept_pickles_as_shown(environment, tmp_path):
-    import torch
-
     (tmp_path / "source").mkdir()
     for name in ("kept.bin", "model.bin"):
         torch.save({"a": torch.arange(5000)}, tmp_path / "source" / name)
