@@ -8,6 +8,7 @@ from typing import IO, Any, Literal, NamedTuple, Self, TypeVar, overload
 __version__: str
 
 _Path = str | bytes | PathLike[str]
+_Views = _Path | dict[str, Any]
 _Framework = Literal["pt", "torch", "pytorch", "np", "numpy", "dlpack"]
 _Backend = Literal["mmap", "pread"]
 _Name = TypeVar("_Name", bound=Hashable)
@@ -49,7 +50,7 @@ class safe_open:
         follow_symlinks: bool = False,
         ranks: int | None = None,
         delta_base: _Path | None = None,
-        views: _Path | dict[str, Any] | None = None,
+        views: _Views | None = None,
         num_threads: int | None = None,
         memory: int | str | None = None,
         leave_cache: bool = False,
@@ -112,7 +113,7 @@ def load_many(  # type: ignore[overload-overlap]
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
-    views: _Path | dict[str, Any] | None = None,
+    views: _Views | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
@@ -134,7 +135,7 @@ def load_many(
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
-    views: _Path | dict[str, Any] | None = None,
+    views: _Views | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
@@ -249,7 +250,7 @@ def mount(
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
-    views: _Path | dict[str, Any] | None = None,
+    views: _Views | None = None,
     allow_other: bool = False,
     uid: int | None = None,
     gid: int | None = None,

@@ -12,6 +12,7 @@ from ckptfs import serialize as serialize
 from ckptfs import serialize_file as serialize_file
 
 _Path = str | bytes | PathLike[str]
+_Views = _Path | dict[str, Any]
 _Backend = Literal["mmap", "pread"]
 
 def load_file(
@@ -27,7 +28,7 @@ def load_file(
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
-    views: _Path | dict[str, Any] | None = None,
+    views: _Views | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,
@@ -48,7 +49,7 @@ def load_distributed(
     follow_symlinks: bool = False,
     ranks: int | None = None,
     delta_base: _Path | None = None,
-    views: _Path | dict[str, Any] | None = None,
+    views: _Views | None = None,
     num_threads: int | None = None,
     memory: int | str | None = None,
     leave_cache: bool = False,

@@ -123,7 +123,7 @@ pub struct ViewArgs {
     /// Show matching files as they are (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
-    /// Also show the files of a recipe; auto is .ckptfs.toml in the source
+    /// Also show a recipe's files; auto is the source's .ckptfs.toml
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     #[command(flatten)]

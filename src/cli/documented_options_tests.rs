@@ -86,7 +86,8 @@ fn every_example_is_a_valid_command_line() {
     for example in examples {
         let command =
             ["#", " | ", " > "].iter().fold(example, |rest, end| rest.split(end).next().unwrap());
-        let parsed = table.clone().try_get_matches_from(command.split_whitespace());
+        let words = command.split_whitespace().map(|word| word.trim_matches('\''));
+        let parsed = table.clone().try_get_matches_from(words);
         let is_valid =
             parsed.as_ref().err().is_none_or(|e| e.kind() == clap::error::ErrorKind::DisplayHelp);
         assert!(is_valid, "{example}: {}", parsed.unwrap_err());
