@@ -16,7 +16,7 @@ import threading
 # The attribute of every file of a mount.
 _MOUNT_ATTRIBUTE = "user.ckptfs.source"
 
-# The limit of safetensors.
+# The limit that safetensors has.
 _MAX_HEADER_BYTES = 100_000_000
 
 # Reasons that were logged, without what differs from file to file; how many are kept, and how much of each.
@@ -62,8 +62,8 @@ def _takes(filename):
 
 
 def _may_be_of_a_mount(filename):
-    """Whether a file has the attribute of a mount, and is one of safetensors there. For a file on a disk that is one
-    system call, which asks no other program."""
+    """Whether a file has the attribute of a mount, and is in safetensors format. For a file on a disk this is one system
+    call, which asks no other program."""
     try:
         attribute = os.getxattr(filename, _MOUNT_ATTRIBUTE)
         # No other text in the attribute can have these quotes.

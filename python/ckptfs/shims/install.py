@@ -148,7 +148,7 @@ def _has_known_signature(original):
     return list(inspect.signature(original).parameters) == ["tensor", "device", "dtype"]
 
 
-# The dictionary of a module, whatever its class makes of `__dict__`. Any attribute of a lazy module, that one too, loads it.
+# Reads the dictionary of a module past its class: any attribute of a lazy module, even `__dict__`, loads the module.
 _names_of = type(sys).__dict__["__dict__"].__get__
 
 
@@ -183,7 +183,7 @@ class _Finder:
     """Installs the shim when such a module is imported."""
 
     def find_spec(self, name, path=None, target=None):
-        # Other finders may ask all finders, and so does that of the environment.
+        # Other finders may call all finders, and so does that of the environment.
         if name not in _CALLS or name in _searches.names:
             return None
         _searches.names.add(name)
