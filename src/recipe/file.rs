@@ -1,21 +1,23 @@
 //! The text of a recipe: TOML in a file, or the same in JSON.
 
-use std::collections::HashSet;
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::RecipeError;
 use super::name_glob::NameGlob;
+use super::shape::{RecipeShape, find_value_outside_json};
 use super::transform::{MAX_RULE_COUNT, Transform};
 
 /// Maximum bytes of a recipe: a hundred times one that names each layer of a large model.
 pub const MAX_RECIPE_BYTES: u64 = 1 << 20;
 
-/// Maximum number of files of a recipe.
-const MAX_FILE_COUNT: usize = 1024;
+/// The longest path that Linux opens.
+const MAX_PATH_BYTES: usize = 4095;
 
 /// What a view shows beside the files of its source.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -85,7 +87,10 @@ impl Recipe {
     /// Reads the text of a recipe, and not more than a recipe can have.
     pub fn read_text(path: &Path) -> Result<Vec<u8>, RecipeError> {
         let io_error = |error| RecipeError::Io { path: path.to_path_buf(), error };
-        let file = File::open(path).map_err(io_error)?;
+        // Opening a FIFO must not wait for its writer.
+        let mut options = OpenOptions::new();
+        let file =
+            options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io_error)?;
         if !file.metadata().map_err(io_error)?.is_file() {
             return Err(io_error(std::io::Error::other("it is not a file")));
         }
@@ -100,6 +105,14 @@ impl Recipe {
         check_length(toml, path)?;
         let syntax = |message: String| RecipeError::Syntax { path: path.to_path_buf(), message };
         let text = std::str::from_utf8(toml).map_err(|_| syntax("is not UTF-8 text".to_owned()))?;
+        // A fault of its syntax is reported below, with its line.
+        if let Ok(shape) = toml::from_str::<RecipeShape>(text) {
+            shape.check().map_err(syntax)?;
+        }
+        let table: Option<toml::Table> = toml::from_str(text).ok();
+        if let Some(value) = table.as_ref().and_then(find_value_outside_json) {
+            return Err(syntax(format!("`config` has {value}, which JSON has not")));
+        }
         let recipe: Recipe = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
@@ -111,6 +124,10 @@ impl Recipe {
     /// Parses a recipe in JSON, which has the same keys.
     pub fn parse_json(json: &[u8], path: &Path) -> Result<Recipe, RecipeError> {
         check_length(json, path)?;
+        let syntax = |message: String| RecipeError::Syntax { path: path.to_path_buf(), message };
+        if let Ok(shape) = serde_json::from_slice::<RecipeShape>(json) {
+            shape.check().map_err(syntax)?;
+        }
         let recipe: Recipe = serde_json::from_slice(json).map_err(|error| RecipeError::Syntax {
             path: path.to_path_buf(),
             message: error.to_string(),
@@ -118,16 +135,38 @@ impl Recipe {
         recipe.check(path)
     }
 
+    /// Fails if two files of the view are in each other's way.
     fn check(self, path: &Path) -> Result<Recipe, RecipeError> {
         let syntax = |message: String| RecipeError::Syntax { path: path.to_path_buf(), message };
-        if self.files.len() > MAX_FILE_COUNT {
-            return Err(syntax(format!("more than {MAX_FILE_COUNT} files")));
-        }
-        let mut paths = HashSet::new();
+        let mut shown = BTreeMap::new();
         for file in &self.files {
-            if !paths.insert(&file.path) {
+            if shown.insert(file.path.as_path().to_path_buf(), None).is_some() {
                 let shown = file.path.0.clone();
                 return Err(RecipeError::SamePath { path: path.to_path_buf(), shown });
+            }
+        }
+        for file in self.files.iter().filter(|file| !file.config.is_empty()) {
+            let config = file.path.directory().join("config.json");
+            if let Some(Some(other)) = shown.insert(config, Some(&file.config))
+                && *other != file.config
+            {
+                let directory = file.path.directory();
+                let message = format!(
+                    "files in `{}` set different fields of its config.json",
+                    directory.display()
+                );
+                return Err(syntax(message));
+            }
+        }
+        for file in &self.files {
+            let mut above = file.path.as_path().ancestors().skip(1);
+            if let Some(parent) = above.find(|parent| shown.contains_key(*parent)) {
+                let message = format!(
+                    "`{}` lies beneath `{}`, which is a file",
+                    file.path.0,
+                    parent.display()
+                );
+                return Err(syntax(message));
             }
         }
         Ok(self)
@@ -228,7 +267,7 @@ impl TryFrom<String> for RelativePath {
         let is_name = |part: &str| {
             !matches!(part, "" | "." | "..") && part.len() <= MAX_NAME_BYTES && !part.contains('\0')
         };
-        match text.split('/').all(is_name) {
+        match text.len() <= MAX_PATH_BYTES && text.split('/').all(is_name) {
             true => Ok(RelativePath(text)),
             false => {
                 Err(format!("`{text}`: write a path from the mounted directory, without . or .."))
@@ -305,6 +344,17 @@ config = { dtype = "bfloat16" }
             ("[[file]]\npath = \"a.bin\"\nfrom = [\"x\"]\n".to_owned(), "safetensors"),
             ("[[file]]\npath = \"a.safetensors\"\nfrom = []\n".to_owned(), "no checkpoint"),
             (format!("{0}{0}", file("")), "two files"),
+            (file("config = { day = 1979-05-27 }"), "a date"),
+            (file("config = { limits = [1.5, inf] }"), "inf or nan"),
+            (
+                file("") + "[[file]]\npath = \"a.safetensors/b.safetensors\"\nfrom = [\"x\"]\n",
+                "lies beneath `a.safetensors`",
+            ),
+            (
+                file("config = { n = 1 }")
+                    + "[[file]]\npath = \"b.safetensors\"\nfrom = [\"x\"]\nconfig = { n = 2 }\n",
+                "different fields",
+            ),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
@@ -318,5 +368,20 @@ config = { dtype = "bfloat16" }
         let many =
             format!("[[file]]\npath = \"a.safetensors\"\nfrom = [\"x\"]\nrename = [{rules}]\n");
         assert!(parse(&many).unwrap_err().contains("more than 1024 rules"));
+        // Counted over all files, before any pattern is compiled.
+        let rules = r"{ match = '\w{8}\w{1..3}q', to = 'x' },".repeat(600);
+        let file = |name| {
+            format!("[[file]]\npath = \"{name}.safetensors\"\nfrom = [\"x\"]\nrename = [{rules}]\n")
+        };
+        assert!(parse(&(file("a") + &file("b"))).unwrap_err().contains("more than 1024 rules"));
+    }
+
+    #[test]
+    fn a_fifo_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.toml");
+        let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, mode, 0).unwrap();
+        assert!(Recipe::read(&path).unwrap_err().to_string().contains("not a file"));
     }
 }

@@ -10,6 +10,7 @@ mod arguments;
 mod error;
 mod file;
 mod name_glob;
+mod shape;
 mod steps;
 mod template;
 mod transform;

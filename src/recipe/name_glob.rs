@@ -5,8 +5,9 @@ use std::fmt;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 
-/// Maximum bytes of a compiled pattern: a thousand times what renaming the layers of a model needs.
-const MAX_PATTERN_BYTES: usize = 1 << 20;
+/// Maximum bytes of a compiled pattern: many times what renaming the layers of a model needs. A recipe has up to 1,024 of
+/// them.
+const MAX_PATTERN_BYTES: usize = 64 << 10;
 
 /// A glob for names of tensors or files. `*` stands for any text, dots included, `?` for one character, `[ab]` for a
 /// or b, and `[!ab]` for any other character.

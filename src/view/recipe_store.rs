@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,6 +28,8 @@ const MAX_REMOTE_RECIPE_AGE: Duration = Duration::from_secs(1);
 pub struct RecipeStore {
     source: Option<RecipeSource>,
     state: Mutex<RecipeState>,
+    /// Whether a thread reads the recipe again. A filesystem that hangs keeps only that one waiting.
+    is_refreshing: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -95,7 +98,7 @@ impl RecipeStore {
     pub fn new(source: Option<RecipeSource>) -> RecipeStore {
         let snapshot = Arc::new(RecipeSnapshot::new(0, Vec::new()));
         let state = RecipeState { checked_at: None, text: None, snapshot };
-        RecipeStore { source, state: Mutex::new(state) }
+        RecipeStore { source, state: Mutex::new(state), is_refreshing: AtomicBool::new(false) }
     }
 
     /// The recipe as it is now, and the directories in the view that changed with it.
@@ -115,10 +118,26 @@ impl RecipeStore {
             }
             // Meanwhile other threads use the known recipe, except for the first time.
             if state.text.is_some() {
+                if self.is_refreshing.swap(true, Ordering::AcqRel) {
+                    return (known, BTreeSet::new());
+                }
                 state.checked_at = Some(Instant::now());
             }
             (known, state.snapshot.generation + 1)
         };
+        let refreshed = self.read_again(root, base, known, number);
+        self.is_refreshing.store(false, Ordering::Release);
+        refreshed
+    }
+
+    /// Reads the recipe, and parses it if it differs from the known one. `number` is that of a new snapshot.
+    fn read_again(
+        &self,
+        root: &Arc<Root>,
+        base: &Path,
+        known: Arc<RecipeSnapshot>,
+        number: u64,
+    ) -> (Arc<RecipeSnapshot>, BTreeSet<PathBuf>) {
         let text = self.read(root, base).map_err(|error| error.to_string());
         if lock(&self.state).text.as_ref() == Some(&text) {
             return (known, BTreeSet::new());
