@@ -282,12 +282,7 @@ impl<S> SourceReader<'_, S> {
                 if bytes.is_cast() {
                     tally.cast.fetch_add(len, Ordering::Relaxed);
                 }
-                // It is read in small pieces, by several threads: the kernel is told what comes.
-                if let Some(run) = bytes.source_run(offset, len)
-                    && let Some(file) = sources.file(run.origin)
-                {
-                    file.advise_will_need(run.offset..run.offset + run.len);
-                }
+                sources.advise_will_need(bytes, offset, len);
                 self.fill(0..len, &mut [(0, target)], |buffer, _| {
                     sources.read(bytes, offset, buffer)
                 })?;

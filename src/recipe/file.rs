@@ -128,10 +128,8 @@ impl Recipe {
         if let Ok(shape) = serde_json::from_slice::<RecipeShape>(json) {
             shape.check().map_err(syntax)?;
         }
-        let recipe: Recipe = serde_json::from_slice(json).map_err(|error| RecipeError::Syntax {
-            path: path.to_path_buf(),
-            message: error.to_string(),
-        })?;
+        let recipe: Recipe =
+            serde_json::from_slice(json).map_err(|error| syntax(error.to_string()))?;
         recipe.check(path)
     }
 

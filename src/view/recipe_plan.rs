@@ -37,8 +37,9 @@ pub struct RecipePlan {
 
 impl PartialEq for RecipePlan {
     fn eq(&self, other: &RecipePlan) -> bool {
-        let key = |plan: &RecipePlan| (plan.text.clone(), plan.watched.clone(), plan.fault.clone());
-        key(self) == key(other)
+        self.text == other.text
+            && self.watched == other.watched
+            && self.fault == other.fault
             && self.replaced == other.replaced
             && self.beside == other.beside
             && self.beside_directory == other.beside_directory
@@ -175,7 +176,6 @@ pub fn open_recipe_file(
     let mut checkpoint = applied
         .map_err(|error| ViewError::Recipe { path: path.clone(), fault: Box::new(error.into()) })?;
     checkpoint.path = path;
-    checkpoint.notes.retain(|note| !note.is_empty());
     // Several files of one recipe may have no steps, and one header.
     checkpoint.recipe = Some(
         format!("{}\n{}", checkpoint.recipe.as_deref().unwrap_or_default(), from_text(file)).into(),

@@ -83,14 +83,12 @@ impl RecipeSnapshot {
 
     /// Whether a file lies beneath a path in the view.
     pub fn has_directory(&self, path: &Path) -> bool {
-        let mut above = self.files.iter().flat_map(|file| file.path.as_path().ancestors().skip(1));
-        above.any(|directory| directory == path)
+        self.directories().any(|directory| directory == path)
     }
 
-    /// The directories in the view that it shows something in.
-    fn directories(&self) -> BTreeSet<PathBuf> {
-        let above = self.files.iter().flat_map(|file| file.path.as_path().ancestors().skip(1));
-        above.map(Path::to_path_buf).collect()
+    /// The directories in the view that it shows something in. Some come more than once.
+    fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().flat_map(|file| file.path.as_path().ancestors().skip(1))
     }
 }
 
@@ -143,8 +141,8 @@ impl RecipeStore {
             return (known, BTreeSet::new());
         }
         let new = Arc::new(self.parse(number, &text));
-        let mut changed = known.directories();
-        changed.extend(new.directories());
+        let directories = known.directories().chain(new.directories());
+        let mut changed: BTreeSet<_> = directories.map(Path::to_path_buf).collect();
         changed.insert(PathBuf::new());
         let mut state = lock(&self.state);
         let is_first = state.text.is_none();

@@ -314,12 +314,7 @@ impl FileSources {
                 let start = self.virtual_file().tensor_range(index as usize).start;
                 let _retained = self.retain_tensor_pages(index as usize);
                 let bytes = &self.virtual_file().tensors()[index as usize].bytes;
-                // It is read in small pieces, by several threads: the kernel is told what comes.
-                if let Some(run) = bytes.source_run(offset, out.len() as u64)
-                    && let Some(file) = self.file(run.origin)
-                {
-                    file.open_file().advise_will_need(run.offset..run.offset + run.len);
-                }
+                self.reader.origins().advise_will_need(bytes, offset, out.len() as u64);
                 self.reader.read_at(out, start + offset)?;
                 Ok(())
             }

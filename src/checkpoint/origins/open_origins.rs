@@ -130,6 +130,16 @@ impl OpenOrigins {
         }
     }
 
+    /// Tells the kernel that a range of a tensor will be read, if it is contiguous in a file. Several threads read it in
+    /// small pieces, which hides the order from the kernel.
+    pub fn advise_will_need(&self, bytes: &TensorBytes, offset: u64, len: u64) {
+        if let Some(run) = bytes.source_run(offset, len)
+            && let Some(file) = self.file(run.origin)
+        {
+            file.advise_will_need(run.offset..run.offset + run.len);
+        }
+    }
+
     /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
         match self.0.get(origin.0 as usize) {

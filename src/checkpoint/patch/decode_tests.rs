@@ -1,3 +1,5 @@
+//! Tests of decoding: any changes against their definition, and frames that state wrong sizes.
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

@@ -7,9 +7,12 @@ mod slice;
 mod split;
 mod stack;
 
-use crate::checkpoint::Tensor;
+use regex::Captures;
+
+use crate::checkpoint::{RESERVED_NAME, Tensor};
 
 use super::error::{StepError, StepFault};
+use super::template::Template;
 
 pub use cast::{CastRule, cast_tensors};
 pub use rename::{RenameRule, rename_tensors};
@@ -30,6 +33,29 @@ fn check_matched(
     }
     let similar = tensors.first().map(|tensor| tensor.name.to_string());
     Err(StepError::new(rule, StepFault::MatchesNothing { similar }))
+}
+
+/// The text of a template for a match in the name of a tensor.
+fn expand(
+    template: &Template,
+    captures: &Captures<'_>,
+    number: u64,
+    tensor: &str,
+) -> Result<String, StepFault> {
+    template.expand(captures, number).ok_or_else(|| StepFault::Name {
+        tensor: tensor.to_owned(),
+        reason: "it would be too long",
+    })
+}
+
+/// Fails if no tensor can have a name that a rule gives to one.
+fn check_name(name: &str, tensor: &str) -> Result<(), StepFault> {
+    let reason = match name {
+        "" => "it would be empty",
+        RESERVED_NAME => "`__metadata__` is reserved for metadata",
+        _ => return Ok(()),
+    };
+    Err(StepFault::Name { tensor: tensor.to_owned(), reason })
 }
 
 /// The number of an axis that may be counted from the end, as in torch.

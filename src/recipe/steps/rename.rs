@@ -4,10 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{MAX_HEADER_BYTES, RESERVED_NAME, Tensor, TensorName};
+use crate::checkpoint::{MAX_HEADER_BYTES, Tensor, TensorName};
 use crate::recipe::error::{StepError, StepFault};
 use crate::recipe::name_glob::NameRegex;
 use crate::recipe::template::Template;
+
+use super::{check_matched, check_name, expand};
 
 /// A rename: the template replaces the first match of the pattern in a name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -79,10 +81,7 @@ pub fn rename_tensors(rules: &[RenameRule], tensors: &mut [Tensor]) -> Result<()
                 return Err(StepError::new(rule, fault));
             }
         }
-        if !is_matched && !rule.optional {
-            let similar = tensors.first().map(|tensor| tensor.name.to_string());
-            return Err(StepError::new(rule, StepFault::MatchesNothing { similar }));
-        }
+        check_matched(rule, is_matched, rule.optional, tensors)?;
     }
     let renamed: Vec<(&mut Tensor, &String)> = tensors
         .iter_mut()
@@ -100,19 +99,9 @@ fn rename(
     name: &str,
     captures: &regex::Captures<'_>,
 ) -> Result<String, StepFault> {
-    let fault = |reason| StepFault::Name { tensor: name.to_owned(), reason };
-    let to = rule.template.expand(captures, 0).ok_or_else(|| fault("it would be too long"))?;
+    let to = expand(&rule.template, captures, 0, name)?;
     let found = captures.get_match();
     let renamed = [&name[..found.start()], &to, &name[found.end()..]].concat();
-    check_name(&renamed).map_err(fault)?;
+    check_name(&renamed, name)?;
     Ok(renamed)
-}
-
-/// Fails if no tensor can have a name.
-pub fn check_name(name: &str) -> Result<(), &'static str> {
-    match name {
-        "" => Err("it would be empty"),
-        RESERVED_NAME => Err("`__metadata__` is reserved for metadata"),
-        _ => Ok(()),
-    }
 }

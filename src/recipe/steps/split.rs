@@ -9,8 +9,7 @@ use crate::recipe::error::{StepError, StepFault};
 use crate::recipe::name_glob::{NameGlob, NameRegex};
 use crate::recipe::template::Template;
 
-use super::rename::check_name;
-use super::{check_matched, resolve_axis};
+use super::{check_matched, check_name, expand, resolve_axis};
 
 /// A split: each step of an axis becomes a tensor of its own, numbered from 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,12 +95,9 @@ pub fn split_tensors(
             if count > (MAX_TENSOR_COUNT - split.len().min(MAX_TENSOR_COUNT)) as u64 {
                 return Err(fail(StepFault::TooManyTensors { limit: MAX_TENSOR_COUNT }));
             }
-            let refused =
-                |reason| fail(StepFault::Name { tensor: tensor.name.to_string(), reason });
             for number in 0..count {
-                let name = rule.template.expand(&captures, number);
-                let name = name.ok_or_else(|| refused("it would be too long"))?;
-                check_name(&name).map_err(refused)?;
+                let name = expand(&rule.template, &captures, number, &tensor.name).map_err(fail)?;
+                check_name(&name, &tensor.name).map_err(fail)?;
                 name_bytes += name.len() as u64;
                 if name_bytes > MAX_HEADER_BYTES {
                     return Err(fail(StepFault::NamesTooLong { limit: MAX_HEADER_BYTES }));

@@ -10,8 +10,7 @@ use crate::recipe::error::{StepError, StepFault};
 use crate::recipe::name_glob::NameRegex;
 use crate::recipe::template::Template;
 
-use super::check_matched;
-use super::rename::check_name;
+use super::{check_matched, check_name, expand};
 
 /// A stack: tensors of names that differ by a number become one, with a new first axis.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,10 +72,8 @@ pub fn stack_tensors(
             let number: u64 = text
                 .parse()
                 .map_err(|_| fail(StepFault::NoNumber { tensor: name(), text: text.to_owned() }))?;
-            let refused = |reason| fail(StepFault::Name { tensor: name(), reason });
-            let stack = rule.template.expand(&captures, 0);
-            let stack = stack.ok_or_else(|| refused("it would be too long"))?;
-            check_name(&stack).map_err(refused)?;
+            let stack = expand(&rule.template, &captures, 0, &tensor.name).map_err(fail)?;
+            check_name(&stack, &tensor.name).map_err(fail)?;
             let members = stacks.entry(stack.clone()).or_default();
             if let Some(first) = members.insert(number, place) {
                 let (first, second) = (tensors[first].name.to_string(), name());
