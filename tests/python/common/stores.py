@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from program import REPOSITORY
 
-PATIENCE = 60
+PATIENCE = 240
 
 MOTO = os.environ.get("CKPTFS_MOTO_PYTHON")
 
