@@ -3,8 +3,8 @@
 Whatever ours refuses or fails at is left to the original, which is called once, counted and logged. What it raises is
 what is raised. Thousands of files that are refused for one reason are one warning.
 
-Where only `ckptfs enable` put them in place, they take files of mounts alone. Nothing else of the package is imported
-before such a file is opened.
+Where only `ckptfs enable` put them in place, they take files of mounts alone. Where there is no mount, nothing else of
+the package is imported.
 """
 
 import contextlib
@@ -47,6 +47,15 @@ def _package():
     from ckptfs.load import report
 
     return _ckptfs, settings, report
+
+
+def import_loader_where_mounted():
+    """Imports the loader of torch if a mount is there, so that the first load does not wait for it."""
+    with contextlib.suppress(Exception):
+        with open("/proc/self/mountinfo", "rb") as table:
+            is_mounted = b" - fuse.ckptfs " in table.read()
+        if is_mounted and not _takes_every_file and _is_active():
+            from ckptfs.load import torch  # noqa: F401
 
 
 def _is_active():

@@ -10,7 +10,13 @@ import re
 import sys
 import threading
 
-from ckptfs.shims.calls import load_file_of, materialize_of, safe_open_of, take_every_file
+from ckptfs.shims.calls import (
+    import_loader_where_mounted,
+    load_file_of,
+    materialize_of,
+    safe_open_of,
+    take_every_file,
+)
 
 # The first and the last version whose calls are known.
 _KNOWN_VERSIONS = ((0, 4), (0, 9))
@@ -220,6 +226,8 @@ class _Loader:
         with _lock, contextlib.suppress(Exception):
             if _finder in sys.meta_path:
                 _replace(module)
+        if module.__name__ == "safetensors.torch":
+            import_loader_where_mounted()
 
 
 _finder = _Finder()
