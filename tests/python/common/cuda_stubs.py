@@ -20,6 +20,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import preloaded
 from program import REPOSITORY
 
 SECONDS = 300
@@ -49,34 +50,28 @@ def folder(stub, library, *names):
     return found
 
 
-def environment(settings, report):
-    """The environment of a process that finds the stubs. PyTorch first looks beside itself for the runtime and for
-    the library of GPUDirect Storage, so these are preloaded."""
+def libraries():
+    """The variables of a process that finds the stubs. PyTorch first looks beside itself for the runtime and for the
+    library of GPUDirect Storage, so these are preloaded."""
     driver = folder("cuda", "libcuda.so", "libcuda.so", "libcuda.so.1")
     runtime = folder("cudart", "libcudart.so", "libcudart.so.13")
     storage = folder("cufile", "libcufile.so", "libcufile.so.0")
     paths = [str(driver), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
-    found = {
+    return {
         "LD_LIBRARY_PATH": ":".join(paths),
         "LD_PRELOAD": f"{runtime / 'libcudart.so.13'}:{storage / 'libcufile.so.0'}",
-        "STUB_CUDA_REPORT": str(report),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    settings = {f"STUB_CUDA_{name}": str(value) for name, value in (SETTINGS | settings).items()}
-    return os.environ | found | settings
 
 
 def run(function, *arguments, **settings):
     """Runs a function of a module in a process of its own, and gives the stub's report."""
-    return run_script(__file__, function.__module__, function.__name__, json.dumps(arguments), **settings)
-
-
-def run_script(*words, **settings):
-    """Runs Python with these arguments, and gives the stub's report."""
+    words = __file__, function.__module__, function.__name__, json.dumps(arguments)
+    settings = {f"STUB_CUDA_{name}": str(value) for name, value in (SETTINGS | settings).items()}
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
+        found = libraries() | {"STUB_CUDA_REPORT": str(report), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(
-            [sys.executable, *words], env=environment(settings, report),
+            preloaded.command(*words, **libraries()), env=os.environ | found | settings,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
