@@ -20,7 +20,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.append(str(REPOSITORY / "tests/python/common"))
+import cuda_stubs  # noqa: E402 From the tests.
+import preloaded  # noqa: E402
+
 MUTATED = REPOSITORY / "target" / "mutated"
 TREE, PACKAGE, OUTPUT = MUTATED / "tree", MUTATED / "python", MUTATED / "output"
 
@@ -64,6 +68,10 @@ def run(command, seconds, output):
     """The exit status of a command in the copy; `None` if it was killed after so many seconds."""
     environment = os.environ | {"CARGO_TARGET_DIR": str(MUTATED / "cargo"), "PYTHONPATH": str(PACKAGE)}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "RUSTFLAGS": "-Awarnings"}
+    if command[0] == "python":
+        # A fork of one process, which has torch on the stubs.
+        environment |= cuda_stubs.libraries()
+        command = preloaded.command(*command[1:], **cuda_stubs.libraries())
     with open(output, "ab") as out:
         process = subprocess.Popen(command, cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=out,
                                    stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
@@ -97,20 +105,16 @@ class Part:
         output.unlink(missing_ok=True)
         return output
 
-    def command(self, words):
-        """A command with this interpreter for Python."""
-        return [sys.executable if word == "python" else word for word in words]
-
     def run_tests(self, tests, seconds, output):
         """The exit status of tests; `None` if they were killed."""
-        return run([*self.command(self.test), *(self.prefix + test for test in tests)], seconds, output)
+        return run([*self.test, *(self.prefix + test for test in tests)], seconds, output)
 
     def check_baseline(self):
         """Fails unless every mutation applies, and every test exists and passes without a mutation."""
         self.check_texts()
         output = self.output("baseline")
         tests = list(dict.fromkeys(mutation["test"] for mutation in self.mutations))
-        failed = run(self.command(self.build), BUILD_SECONDS, output)
+        failed = run(self.build, BUILD_SECONDS, output)
         if failed or self.run_tests(tests, HANG_SECONDS * len(tests), output):
             sys.exit(f"{self.name}: fails without a mutation: see {output}")
         if f"{len(tests)} passed" not in output.read_text():
@@ -133,7 +137,7 @@ class Part:
             file.write_text(whole.replace(mutation["find"], mutation["with"]))
             if self.name == "python":
                 copy_package()
-            if run(self.command(self.build), BUILD_SECONDS, output):
+            if run(self.build, BUILD_SECONDS, output):
                 return "IT DOES NOT BUILD, which proves nothing"
             status = self.run_tests([mutation["test"]], HANG_SECONDS if hangs else TEST_SECONDS, output)
         finally:

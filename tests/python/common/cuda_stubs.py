@@ -52,7 +52,9 @@ def folder(stub, library, *names):
 
 def libraries():
     """The variables of a process that finds the stubs. PyTorch first looks beside itself for the runtime and for the
-    library of GPUDirect Storage, so these are preloaded."""
+    library of GPUDirect Storage, so these are preloaded. A process that finds them already passes its own on."""
+    if "libcudart" in os.environ.get("LD_PRELOAD", ""):
+        return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD")}
     driver = folder("cuda", "libcuda.so", "libcuda.so", "libcuda.so.1")
     runtime = folder("cudart", "libcudart.so", "libcudart.so.13")
     storage = folder("cufile", "libcufile.so", "libcufile.so.0")

@@ -19,6 +19,9 @@ import sys
 # In each program, the socket of the server that it was forked from.
 _SOCKET = "PRELOADED_SOCKET"
 
+# The exit status of a program that no server runs.
+GONE = 70
+
 # The servers of this process, by their variables.
 _servers = {}
 
@@ -112,6 +115,7 @@ def _become(request, descriptors):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     what, *rest = request["words"]
     beside = os.path.dirname(os.path.abspath(what)) if what not in ("-c", "-m") else ""
     sys.path[:0] = [beside, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -133,18 +137,20 @@ def _become(request, descriptors):
 
 def _run(name, words):
     """Has the server run a program with the standard streams of this process. Ends as that."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(f"\0{name}")
-        socket.send_fds(connection, [b"\0"], [0, 1, 2])
-        environment = {**os.environ, _SOCKET: name}
-        request = {"words": words, "cwd": os.getcwd(), "environment": environment}
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        answer = connection.recv(16)
-    if not answer:
-        sys.exit("the server of preloaded programs has gone")
-    code = int(answer)
+    request = {"words": words, "cwd": os.getcwd(), "environment": {**os.environ, _SOCKET: name}}
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"\0{name}")
+            socket.send_fds(connection, [b"\0"], [0, 1, 2])
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            code = int(connection.recv(16))
+    except (OSError, ValueError) as fault:
+        print(f"{__file__}: the server has gone: {fault}", file=sys.stderr)
+        sys.exit(GONE)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        # Here too, by the signal that ended the program.
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
