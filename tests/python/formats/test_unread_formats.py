@@ -6,7 +6,6 @@ import pickle
 import shlex
 import struct
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ckptfs.numpy import load_file as load_numpy
 from ckptfs.torch import load_file
 from safetensors.torch import save_file
 
+import preloaded
 from compare import check_export
 from mounts import until
 from pickles import call, dict_of, name, program, write_zip
@@ -408,7 +408,7 @@ def test_a_single_word_may_be_a_path_or_a_model(ckptfs, tmp_path, monkeypatch):
 
 def run_remedy(remedy, folder):
     """Runs the command in a remedy in a folder, with the Python of the tests."""
-    command = remedy[remedy.index("python ") :].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+    command = remedy[remedy.index("python ") :].replace("python ", f"{shlex.join(preloaded.command())} ", 1)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, (command, done.stderr)
 
@@ -457,7 +457,7 @@ if len(sys.argv) > 1:
 def test_a_class_of_a_script_is_converted_in_that_script(ckptfs, tmp_path, name):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    subprocess.run([sys.executable, script, "save"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(preloaded.command(script, "save"), cwd=tmp_path, check=True, timeout=60)
     _, remedy = Told(ckptfs, tmp_path / name).by_json()
     assert remedy.startswith("in the program that defines class Net, save the state dict: torch.save(")
     assert "python -c" not in remedy
@@ -465,7 +465,7 @@ def test_a_class_of_a_script_is_converted_in_that_script(ckptfs, tmp_path, name)
     script.write_text(SCRIPT + statement)
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    subprocess.run([sys.executable, script], cwd=cwd, check=True, timeout=60)
+    subprocess.run(preloaded.command(script), cwd=cwd, check=True, timeout=60)
     weights = ckptfs.inspect(cwd / f"{name}.state_dict.pt")["tensors"]
     assert sorted(weight["name"].removeprefix("0.") for weight in weights) == ["bias", "weight"]
 

@@ -11,6 +11,7 @@ import ckptfs.torch
 import pytest
 import torch
 
+import preloaded
 from compare import check_same
 from samples import numbers
 
@@ -97,7 +98,7 @@ for n in range(count):
 
 def racers(folder, names, count, seconds):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", RACER, str(folder), str(count)]
+    words = preloaded.command("-c", RACER, folder, count)
     running = [
         subprocess.Popen([*words, name, str(seconds)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in names

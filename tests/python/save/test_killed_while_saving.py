@@ -14,6 +14,7 @@ import ckptfs.torch
 import pytest
 import torch
 
+import preloaded
 from compare import check_same
 from denied_calls import deny, deny_nameless_files, succeeds_after, succeeds_without
 from samples import numbers
@@ -55,7 +56,7 @@ die_at("{at}")
 """
     # Python itself renames what it compiles.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], env=env, capture_output=True, text=True)
+    done = subprocess.run(preloaded.command("-c", code, folder), env=env, capture_output=True, text=True)
     assert done.returncode == -signal.SIGSYS, done.stderr
 
 

@@ -1,6 +1,7 @@
 """A model saved in shards. Libraries load it, it is there whole or not at all, and saving takes no second copy of it in
 memory."""
 
+import contextlib
 import errno
 import json
 import os
@@ -16,6 +17,7 @@ import safetensors.torch
 import torch
 
 import models
+import preloaded
 from ckptfs.save import atomic_file, sharded
 from compare import check_same
 from denied_calls import deny_nameless_files, succeeds_after
@@ -379,6 +381,7 @@ def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, m
 
 KILLED = """
 import os, resource, sys, torch, ckptfs.torch
+print(os.getpid(), flush=True)
 if sys.argv[3] != "None":
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + int(sys.argv[3]),) * 2)
 tensors = {f"{n}": torch.full((1 << 20,), float(sys.argv[2])) for n in range(24)}
@@ -394,19 +397,21 @@ def test_killed_at_any_moment_a_set_is_whole_and_of_one_time(tmp_path, files):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def start(value):
-        words = [sys.executable, "-c", KILLED, str(folder), str(value), str(files)]
-        child = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+        command = preloaded.command("-c", KILLED, folder, value, files)
+        child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        pid = int(child.stdout.readline())
         assert child.stdout.readline() == "ready\n"
-        return child
+        return child, pid
 
-    child = start(0)
+    child, _ = start(0)
     began = time.monotonic()
     assert child.wait() == 0
     took, killed = time.monotonic() - began, 0
     for turn in range(1, 7):
-        child = start(turn)
+        child, pid = start(turn)
         time.sleep(took * turn / 8)
-        child.send_signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         killed += child.wait() == -signal.SIGKILL
         found = ckptfs.torch.load_sharded(folder)
         assert len(found) == 24 and len({tensor[0].item() for tensor in found.values()}) == 1
