@@ -90,4 +90,5 @@ def run(rank, folder):
 
 
 if __name__ == "__main__":
-    mp.spawn(run, args=(sys.argv[1],), nprocs=4)
+    # Forked, so that torch is imported once.
+    mp.start_processes(run, args=(sys.argv[1],), nprocs=4, start_method="fork")

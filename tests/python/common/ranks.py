@@ -10,11 +10,12 @@ dictionary. `IMPATIENT` of the module names the programs whose group gives up on
 
 import datetime
 import importlib
-import os
 import subprocess
 import sys
 import uuid
 from pathlib import Path
+
+import preloaded
 
 # Longer than any group here waits for a missing rank.
 SECONDS = 120
@@ -27,12 +28,10 @@ def start(folder, ranks, programs, package, program):
     """Starts a process for each rank."""
     # Of this group alone: a group that lost a rank leaves its own store behind.
     store = folder / f"store-{uuid.uuid4()}"
-    words = [sys.executable, __file__, programs, package, program]
     return [
         subprocess.Popen(
-            [*words, str(rank), str(ranks), str(folder), str(store)],
+            preloaded.command(__file__, programs, package, program, rank, ranks, folder, store),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
         ) for rank in range(ranks)
     ]  # fmt: skip
 
@@ -83,6 +82,7 @@ def main(programs, package, program, rank, ranks, folder, store):
     import torch
     import torch.distributed
 
+    torch.set_num_threads(1)
     programs = importlib.import_module(programs)
     patience = PATIENCE if program in programs.IMPATIENT else SECONDS
     torch.distributed.init_process_group(

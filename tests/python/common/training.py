@@ -1,10 +1,16 @@
-"""Writes training checkpoints with torch's own writers: with a process for each rank, or any boxes in one process."""
+"""Writes training checkpoints with torch's own writers: with a process for each rank, or any boxes in one process.
+
+    python training.py FOLDER
+
+does `write_by_ranks` in four processes.
+"""
 
 import contextlib
 import datetime
 import os
 import pickle
 import random
+import sys
 import warnings
 from pathlib import Path
 
@@ -144,9 +150,9 @@ def edit_table(folder, change, name=".metadata"):
 
 
 def run_ranks(world, function, *args):
-    """Runs `function(rank, *args)` in `world` processes, which are one gloo group."""
+    """Runs `function(rank, *args)` in `world` forks of this process, which are one gloo group."""
     store = Path(args[0]) / "store"
-    mp.spawn(_begin, args=(world, str(store), function, args), nprocs=world)
+    mp.start_processes(_begin, args=(world, str(store), function, args), nprocs=world, start_method="fork")
     store.unlink(missing_ok=True)
 
 
@@ -321,3 +327,7 @@ def one_rank():
         yield
     finally:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_ranks(4, write_by_ranks, sys.argv[1])

@@ -1,6 +1,7 @@
 """Writes checkpoints of DeepSpeed: some with DeepSpeed itself, in an environment of its own, and small ones in the same
 layout without it."""
 
+import json
 import os
 import random
 import subprocess
@@ -11,7 +12,7 @@ import torch
 
 from program import COMMON
 
-# Seconds. DeepSpeed takes ten to start, and each rank trains several runs in one process.
+# Seconds. DeepSpeed takes ten to start, and each rank trains several runs.
 PATIENCE = 400
 
 INTERPRETER = os.environ.get("CKPTFS_DEEPSPEED_PYTHON")
@@ -22,10 +23,9 @@ if INTERPRETER is None:
     warnings.warn(MISSING, stacklevel=1)
 
 
-def run_deepspeed(folder, mounted, world, *runs):
-    """Trains and saves the runs of zero_run.py with that many ranks."""
-    folder.mkdir(parents=True)
-    words = [INTERPRETER, COMMON / "zero_run.py", folder, mounted, world, *runs]
+def run_deepspeed(folder, mounted, runs):
+    """Trains and saves the runs of zero_run.py: their names by the number of ranks."""
+    words = [INTERPRETER, COMMON / "zero_run.py", folder, mounted, json.dumps(runs)]
     done = subprocess.run(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-4000:]
 

@@ -1,7 +1,8 @@
 """Trains a small model with DeepSpeed on CPUs, saves it, and writes the tensors that a correct reader must find. Runs in
-DeepSpeed's own environment: `zero_run.py FOLDER MOUNTED WORLD RUN...`.
+DeepSpeed's own environment: `zero_run.py FOLDER MOUNTED RUNS`.
 
-Each run of RUNS goes to FOLDER/RUN. MOUNTED is the same folder through a mount, from which training resumes."""
+RUNS is a JSON object of names of RUNS by the number of ranks, which go to FOLDER/RANKS/NAME. MOUNTED is the same folder
+through a mount, from which training resumes."""
 
 import contextlib
 import importlib
@@ -12,8 +13,11 @@ from pathlib import Path
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1"}
 
+import deepspeed
 import torch
 import torch.multiprocessing as mp
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.utils import safe_get_full_fp32_param, zero_to_fp32
 
 BFLOAT16 = {"bf16": {"enabled": True}}
 
@@ -65,8 +69,6 @@ def groups_of(model):
 
 
 def start(run, seed):
-    import deepspeed
-
     torch.manual_seed(seed)
     model = Model()
     # Values that rounding to bfloat16 changes.
@@ -79,9 +81,6 @@ def start(run, seed):
 
 def whole_state(engine):
     """The whole tensors of the model: 32-bit weights as the optimizer has them, others in their own type."""
-    import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
-
     module = engine.module
     is_cut = engine.zero_optimization_stage() == 3
     state = {}
@@ -120,9 +119,6 @@ def write_layout(folder, tag):
 
 def convert_by_deepspeed(folder, tag):
     """Converts the checkpoint with DeepSpeed's own `zero_to_fp32` and `ds_to_universal`."""
-    from deepspeed.checkpoint import ds_to_universal
-    from deepspeed.utils import zero_to_fp32
-
     try:
         joined = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
         torch.save({name: tensor.clone() for name, tensor in joined.items()}, folder / "zero_to_fp32.pt")
@@ -150,8 +146,6 @@ def same(got, expected):
 def train(rank, folder, mounted, world, runs):
     os.environ |= {"LOCAL_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29600 + world)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    import deepspeed
-
     # Otherwise it compiles a kernel.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     torch.set_num_threads(1)
@@ -182,5 +176,8 @@ def train(rank, folder, mounted, world, runs):
 
 
 if __name__ == "__main__":
-    folder, mounted, world, *runs = sys.argv[1:]
-    mp.spawn(train, args=(folder, mounted, int(world), runs), nprocs=int(world))
+    folder, mounted, runs = sys.argv[1:]
+    for world, names in json.loads(runs).items():
+        args = f"{folder}/{world}", f"{mounted}/{world}", int(world), names
+        # Forked, so that DeepSpeed is imported once.
+        mp.start_processes(train, args=args, nprocs=int(world), start_method="fork")

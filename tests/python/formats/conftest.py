@@ -1,13 +1,19 @@
 """Fixtures of checkpoints that take long to write."""
 
+import subprocess
+
 import pytest
 
-from training import run_ranks, write_by_ranks
+import preloaded
+from program import COMMON
+
+# Seconds. Only a failing test waits.
+PATIENCE = 240
 
 
 @pytest.fixture(scope="session")
 def saved_by_ranks(tmp_path_factory):
     """A folder with what four processes saved; see training.py."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(4, write_by_ranks, folder)
+    subprocess.run(preloaded.command(COMMON / "training.py", folder), check=True, timeout=PATIENCE)
     return folder

@@ -34,9 +34,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     mounts = Mounts(find_binary(), tmp_path_factory.mktemp("mounts"))
     try:
-        mount = mounts(folder)
-        for world, runs in RUNS.items():
-            zero.run_deepspeed(folder / str(world), mount.point / str(world), world, *runs)
+        zero.run_deepspeed(folder, mounts(folder).point, RUNS)
     finally:
         mounts.end()
     return folder

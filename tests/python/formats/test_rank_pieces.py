@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import preloaded
 import rank_pieces
 from compare import check_export, check_same
 from doors import check_every_door
@@ -30,7 +31,7 @@ FULL = torch.arange(70.0).view(10, 7)
 def trained(tmp_path_factory):
     """Models that FSDP2, tensor parallelism and FSDP1 trained and saved, by the number of ranks."""
     folder = tmp_path_factory.mktemp("trained")
-    subprocess.run([sys.executable, COMMON / "fsdp_run.py", folder], check=True, timeout=PATIENCE)
+    subprocess.run(preloaded.command(COMMON / "fsdp_run.py", folder), check=True, timeout=PATIENCE)
     return folder
 
 
