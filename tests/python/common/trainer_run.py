@@ -1,4 +1,5 @@
-"""Trains a small Llama with transformers' Trainer on processors, one process a rank: `trainer_run.py KIND FOLDER RESUME`.
+"""Trains a small Llama with transformers' Trainer on processors, one process a rank:
+`trainer_run.py KIND RANKS FOLDER RESUME`.
 
 KIND is `fsdp` or `zero3`. Trainer saves after each of two steps. With a RESUME that is not empty, it resumes from that
 folder instead of beginning. The whole tensors that the library itself gathers go to FOLDER.expected, and the config to
@@ -10,11 +11,12 @@ two replaced lines give it one. What is saved, and how, is theirs.
 
 import importlib
 import os
+import socket
 import sys
 
 import torch
 
-kind, folder, resume = sys.argv[1:]
+kind, ranks, folder, resume = sys.argv[1:]
 
 if kind == "fsdp":
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -65,6 +67,25 @@ def whole_state(model):
     return {name: safe_get_full_fp32_param(p).detach().clone() for name, p in model.module.named_parameters()}
 
 
+def fork_ranks(world):
+    """Goes on as every rank: this process as the first, and forks of it, which import nothing again. Gives the forks to
+    this process."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    forks = []
+    for rank in range(world - 1, -1, -1):
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        child = os.fork() if rank else None
+        if child == 0:
+            return []
+        forks += [child] if child else []
+    return forks
+
+
+forks = fork_ranks(int(ranks))
 torch.manual_seed(0)
 torch.set_num_threads(1)
 data = [{"input_ids": torch.arange(8) + n, "labels": torch.arange(8) + n} for n in range(16)]
@@ -75,5 +96,6 @@ if trainer.is_world_process_zero():
     torch.save(state, f"{folder}.expected")
     CONFIG.save_pretrained(f"{folder}.config")
 torch.distributed.barrier()
+failed = [child for child in forks if os.waitpid(child, 0)[1]]
 # Past the interpreter's own end, which threads of gloo can make fail.
-os._exit(0)
+os._exit(len(failed))

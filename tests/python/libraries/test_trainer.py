@@ -1,7 +1,6 @@
 """What transformers' Trainer leaves with FSDP and with DeepSpeed loads through a mount without consolidation, and training
 resumes through it. The runs are real, with two ranks on processors."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -23,12 +22,10 @@ INTERPRETERS = {"fsdp": sys.executable, "zero3": zero.INTERPRETER}
 
 
 def train(kind, folder, resume=""):
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, COMMON / "trainer_run.py"]
-    # The ranks are numbered by torch alone.
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    words = COMMON / "trainer_run.py", kind, RANKS, folder, resume
     done = subprocess.run(
-        [INTERPRETERS[kind], *map(str, words), kind, str(folder), str(resume)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, env=env,
+        [INTERPRETERS[kind], *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     return torch.load(f"{folder}.expected", weights_only=True)

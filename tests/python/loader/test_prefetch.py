@@ -5,13 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 
 import ckptfs
 import pytest
 import torch
 
+import preloaded
 from ckptfs.load import prefetch
 from compare import check_same
 from samples import write_all
@@ -195,7 +195,7 @@ def test_a_program_ends_while_it_loads(tmp_path):
     torch.save({str(n): torch.ones(1 << 22) for n in range(8)}, tmp_path / "x.pt")
     script = "import sys, ckptfs; loader = ckptfs.safe_open(sys.argv[1], 'pt').prefetch()"
     for _ in range(5):
-        command = [sys.executable, "-c", script, tmp_path / "x.pt"]
+        command = preloaded.command("-c", script, tmp_path / "x.pt")
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
 
