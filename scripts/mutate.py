@@ -31,6 +31,9 @@ TREE, PACKAGE, OUTPUT = MUTATED / "tree", MUTATED / "python", MUTATED / "output"
 # The limits of a build, of a test, and of a test that may hang. All tests together take less without a mutation.
 BUILD_SECONDS, TEST_SECONDS, HANG_SECONDS = 1800, 120, 40
 
+# The signals that end this program.
+ENDS = {signal.SIGINT, signal.SIGTERM}
+
 # The exit status of failed tests; any other status is no failed test.
 FAILED = {"cargo": 101, "pytest": 1}
 
@@ -64,18 +67,26 @@ def copy_package():
     copy_changed([path.relative_to(TREE / "python") for path in TREE.glob("python/**/*.py")], TREE / "python", PACKAGE)
 
 
+def unblock():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+
+
 def run(command, seconds, output):
     """The exit status of a command in the copy; `None` if it was killed after so many seconds."""
-    environment = os.environ | {"CARGO_TARGET_DIR": str(MUTATED / "cargo"), "PYTHONPATH": str(PACKAGE)}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "RUSTFLAGS": "-Awarnings"}
+    # Other crates are built once for the copy and for all else.
+    environment = os.environ | {"CARGO_TARGET_DIR": str(REPOSITORY / "target"), "PYTHONPATH": str(PACKAGE)}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
     if command[0] == "python":
         # A fork of one process, which has torch on the stubs.
         environment |= cuda_stubs.libraries()
         command = preloaded.command(*command[1:], **cuda_stubs.libraries())
     with open(output, "ab") as out:
+        # A signal to end waits until the process can be ended.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         process = subprocess.Popen(command, cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+                                   stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=unblock)  # fmt: skip
         try:
+            unblock()
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None

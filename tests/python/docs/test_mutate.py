@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from mounts import until
+from mounts import PATIENCE, until
 from program import REPOSITORY
 
 # `mutate.py` with a part whose baseline is a test that never ends.
@@ -40,6 +40,6 @@ exit 3
 
 def test_a_step_that_fails_ends_the_mutations_and_their_test(tmp_path):
     command = ["bash", "-c", FAILED_STEP, "bash", tmp_path, sys.executable, ENDLESS]
-    assert subprocess.run(command, cwd=REPOSITORY, timeout=60).returncode == 3
+    assert subprocess.run(command, cwd=REPOSITORY, timeout=PATIENCE).returncode == 3
     pid = (tmp_path / "pid").read_text().strip()
     until("the test has ended", lambda: not os.path.exists(f"/proc/{pid}"))
