@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from compare import check_export, names_of
 from writers import DTYPES, UNCLASSED, Writer, loose_tensors, numbers
 
-CASES = int(os.environ.get("CKPTFS_CASES", "2400"))
+CASES = int(os.environ.get("CKPTFS_CASES", "1200"))
 
 # The share of each kind, of ten cases.
 ZIP, LEGACY, SINGLE, SHARDED, SHARDED_BIN = 4, 3, 1, 1, 1

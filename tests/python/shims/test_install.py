@@ -294,7 +294,7 @@ def test_threads_load_while_it_comes_and_goes(file):
     threads = [threading.Thread(target=loads) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(20):
+    for _ in range(8):
         with ckptfs.installed():
             pass
     stop.set()
