@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file as load_plain
 
 from compare import check_same
-from mounts import is_mounted, until
+from mounts import PATIENCE, is_mounted, until
 from program import FAILED, find_binary
 
-# The outage that is waited for, in seconds, and what a busy machine adds to it.
-OUTAGE, LEEWAY = 4, 6
+# The outage that is waited for, in seconds.
+OUTAGE = 4
 
 READERS = 48
 
@@ -61,8 +61,13 @@ def read_all(paths):
 @pytest.mark.parametrize("faults", [
     {"is_down": True}, {"path": "/many/", "method": "GET", "stall_after": 0, "stall_every": 1},
 ], ids=["refuses", "stalls"])  # fmt: skip
-def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatient, faults):
+def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatient, monkeypatch, faults):
     folder, url = many
+    # So long that a busy machine adds less than a second outage.
+    outage = 20
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", str(outage))
+    # An answer to another request would end the outage.
+    monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "600")
     mount = mounts(url)
     paths = [mount / f"{number}/model.safetensors" for number in range(READERS)]
     for path in paths:
@@ -70,7 +75,7 @@ def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatien
     store.fault(**faults)
     outcomes = read_all(paths)
     assert all(isinstance(outcome, OSError) for outcome, _ in outcomes), outcomes
-    assert max(took for _, took in outcomes) < OUTAGE + LEEWAY, outcomes
+    assert max(took for _, took in outcomes) < 2 * outage
     store.fault()
     # Where requests take long to fail, the readers of the next seconds fail with the last one.
     until("it is read again", lambda: not isinstance(read_all(paths[:1])[0][0], OSError))
@@ -91,26 +96,25 @@ def test_what_needs_no_bytes_is_answered_during_an_outage(mounts, store, many, i
     time.sleep(OUTAGE + 2)
     reader.join()
 
-    def timed(act):
-        began = time.monotonic()
+    def outcome_of(act):
         try:
-            outcome = act()
+            return act()
         except OSError as fault:
-            outcome = fault
-        return outcome, time.monotonic() - began
+            return fault
 
     for act, expected in [
         (lambda: (mount / "3/model.safetensors").stat().st_size, size),
         (lambda: sorted(os.listdir(mount / "3")), names),
         (lambda: mount.stats()["store"]["retries"] > 0, True),
-        (lambda: subprocess.run([find_binary(), "status"], capture_output=True, timeout=60).returncode, 0),
+        (lambda: subprocess.run([find_binary(), "status"], capture_output=True, timeout=PATIENCE).returncode, 0),
     ]:
-        outcome, took = timed(act)
+        began = time.monotonic()
+        outcome = outcome_of(act)
         # A name that must be asked for is an error, and no wrong answer.
         assert outcome == expected or isinstance(outcome, OSError), outcome
-        assert took < OUTAGE + LEEWAY, (outcome, took)
+        assert time.monotonic() - began < OUTAGE + 60, outcome
     store.fault()
-    until("it is listed again", lambda: timed(lambda: sorted(os.listdir(mount / "3")))[0] == names)
+    until("it is listed again", lambda: outcome_of(lambda: sorted(os.listdir(mount / "3"))) == names)
 
 
 def test_an_outage_before_the_first_look_hides_nothing_later(mounts, store, many, impatient):
@@ -171,8 +175,8 @@ def test_status_shows_what_is_in_flight_and_how_fast(ckptfs, mounts, store, many
 def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many, monkeypatch):
     _, url = many
     monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
-    # Longer than an unmount waits for a mount to answer.
-    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "10")
+    # Much longer than an unmount takes on a busy machine.
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "120")
     mount = mounts(url)
     paths = [mount / f"{number}/model.safetensors" for number in range(4)]
     for path in paths:
@@ -186,10 +190,12 @@ def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many,
     time.sleep(2)
     store.fault(is_down=True)
     began = time.monotonic()
-    busy = subprocess.run([find_binary(), "unmount", mount.point], capture_output=True, text=True, timeout=60)
+    busy = subprocess.run([find_binary(), "unmount", mount.point], capture_output=True, text=True, timeout=PATIENCE)
     assert busy.returncode == FAILED and "in use: a program has a file" in busy.stderr, busy
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
+    store.fault()
     reader.join()
+    store.fault(is_down=True)
     mount.unmount()
     assert not is_mounted(mount.point)
 
@@ -197,6 +203,8 @@ def test_a_mount_whose_server_has_gone_is_unmounted_at_once(mounts, store, many,
 def test_a_stat_of_the_root_of_a_mount_needs_no_request(mounts, store, many, monkeypatch):
     _, url = many
     monkeypatch.setenv("CKPTFS_POLL_INTERVAL", "1")
+    # Much longer than a stat takes on a busy machine.
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "120")
     mount = mounts(url)
     os.listdir(mount.point)
     time.sleep(2)
@@ -204,6 +212,6 @@ def test_a_stat_of_the_root_of_a_mount_needs_no_request(mounts, store, many, mon
     for _ in range(3):
         began = time.monotonic()
         assert mount.point.stat().st_mode and mount.stats()["pid"] == mount.pid
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 60
         time.sleep(1.1)
     mount.unmount()
