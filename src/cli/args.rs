@@ -151,7 +151,7 @@ pub struct InspectArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,
-    /// Take the paths as those that this recipe shows
+    /// Open each PATH as this recipe shows it
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     /// Print JSON, as docs/formats.md describes it
@@ -172,7 +172,7 @@ pub struct ExportArgs {
     pub path: PathBuf,
     #[command(flatten)]
     pub parse_args: ParseArgs,
-    /// The path is one that this recipe shows
+    /// Open PATH as this recipe shows it
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     #[command(flatten)]
@@ -225,7 +225,7 @@ pub struct VerifyArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub parse_args: ParseArgs,
-    /// Take the paths as those that this recipe shows
+    /// Open each PATH as this recipe shows it
     #[arg(long, value_name = "FILE")]
     pub views: Option<PathBuf>,
     /// Compare with this checkpoint, of any format

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 /// The state of the environment, in words.
 #[derive(Debug)]
 pub struct PythonEnvironment {
-    pub says: String,
+    pub state: String,
     /// What to do; empty if there is nothing to do.
     pub remedy: String,
 }
@@ -14,8 +14,8 @@ static ENVIRONMENT: OnceLock<PythonEnvironment> = OnceLock::new();
 
 /// Sets the state. Only the first call counts: a process is one command.
 #[cfg(feature = "python")]
-pub fn set(says: String, remedy: String) {
-    let _ = ENVIRONMENT.set(PythonEnvironment { says, remedy });
+pub fn set(state: String, remedy: String) {
+    let _ = ENVIRONMENT.set(PythonEnvironment { state, remedy });
 }
 
 /// The state, if Python runs this command.

@@ -67,8 +67,8 @@ mod _ckptfs {
         environment: Option<(String, String)>,
     ) -> u8 {
         crate::mount::lifecycle::respawn::set_runner(program, before);
-        if let Some((says, remedy)) = environment {
-            crate::cli::python_environment::set(says, remedy);
+        if let Some((state, remedy)) = environment {
+            crate::cli::python_environment::set(state, remedy);
         }
         py.detach(|| crate::cli::run(args))
     }

@@ -62,10 +62,10 @@ fn print_checks(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn check_environment(environment: &PythonEnvironment) -> Check {
-    let PythonEnvironment { says, remedy } = environment;
+    let PythonEnvironment { state, remedy } = environment;
     match remedy.is_empty() {
-        true => Check::ok("python", says),
-        false => Check::note("python", says, remedy),
+        true => Check::ok("python", state),
+        false => Check::note("python", state, remedy),
     }
 }
 

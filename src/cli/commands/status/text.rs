@@ -28,9 +28,9 @@ pub fn mount_lines(mounts: &[MountReport], now: u64, width: usize) -> Vec<String
 
 /// The state of the Python environment that runs this command.
 fn environment_lines(environment: &PythonEnvironment, width: usize) -> Vec<String> {
-    let PythonEnvironment { says, remedy } = environment;
+    let PythonEnvironment { state, remedy } = environment;
     let mut paragraph = Paragraph { width, lines: Vec::new() };
-    paragraph.add("python ", 2, says);
+    paragraph.add("python ", 2, state);
     if !remedy.is_empty() {
         paragraph.add("  what to do: ", 2, remedy);
     }
