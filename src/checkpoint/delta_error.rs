@@ -31,6 +31,9 @@ pub enum DeltaError {
     /// The version before a delta is not there.
     #[error("version {version} is a delta on {}, which is not there", .folder.display())]
     MissingVersion { version: u64, folder: PathBuf },
+    /// A full version behind the deltas that follow a base.
+    #[error("version {version} is a full one, which does not follow the versions before it")]
+    FullVersion { version: u64, folder: String },
     /// The first delta, without the model that the training began with.
     #[error("version 1 is a delta on the model that the training began with, which is not known")]
     MissingBase { folder: PathBuf },
@@ -85,6 +88,9 @@ impl DeltaError {
             }
             DeltaError::MissingVersion { folder, .. } => {
                 format!("fetch {}", shell_word(folder)).into()
+            }
+            DeltaError::FullVersion { folder, .. } => {
+                format!("to show it, and what follows it, give {folder} as the base").into()
             }
             DeltaError::MissingBase { folder } => format!(
                 "give the trainer's --hf-checkpoint with --delta-base DIR, or put it at {}",

@@ -11,6 +11,7 @@
 
 mod contents;
 mod conversions;
+mod damaged_deltas;
 mod delta;
 mod delta_error;
 mod delta_index;
@@ -19,6 +20,7 @@ mod error;
 mod format;
 mod json;
 mod name_index;
+mod newest_version;
 mod no_choice;
 mod open;
 mod options;
@@ -37,6 +39,7 @@ mod truncated_list;
 mod unread_format;
 
 pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
+pub use damaged_deltas::damaged_delta_count;
 pub use delta_error::DeltaError;
 pub use directory::{
     BaseVersion, CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName,
@@ -46,6 +49,9 @@ pub use directory::{
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};
 pub(crate) use name_index::NameIndex;
+pub use newest_version::{
+    DeltaVersions, NewestVersion, newest_version_paths, open_newest, version_of_folder,
+};
 pub use open::{choose_in_directory, open, open_by_name, open_candidate};
 pub use options::ParseOptions;
 pub use origins::OpenOrigins;

@@ -110,7 +110,7 @@ pub enum SourceError {
 }
 
 /// What the reader of a format found wrong with bytes of a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Damage {
     /// What is wrong.
     pub reason: String,

@@ -178,7 +178,7 @@ impl FileLayout {
 pub fn sort_key<'a>(tensor: &'a Tensor, origins: &[Origin]) -> (Reverse<u32>, ByteRun, &'a str) {
     let extent = tensor.bytes.first_extent();
     let patched = origins.get(extent.origin.0 as usize).and_then(Origin::patched);
-    let place = patched.map_or(extent, |patched| patched.before.first_extent());
+    let place = patched.map_or(extent, |patched| patched.base.first_extent());
     (Reverse(tensor.dtype.bits()), place, &tensor.name)
 }
 

@@ -23,8 +23,8 @@ use super::chain::{DeltaChain, DeltaVersion, error_at};
 pub struct TensorPatch {
     /// The index of the tensor in the base.
     pub tensor: usize,
+    /// The earliest first. Never empty.
     pub layers: Vec<PatchLayer>,
-    pub checksum: TensorChecksum,
 }
 
 /// A file of a delta.
@@ -73,14 +73,11 @@ pub fn read_layers(
             return Err(error_at(path, DeltaError::TooManyLayers { limit: MAX_TENSOR_COUNT }));
         }
         for blob in &contents.tensors {
-            let layer = shard.layer(blob, origin).map_err(|error| shard.error(error))?;
-            let checksum = shard.checksum(blob, &contents).map_err(|error| shard.error(error))?;
+            let layer = shard.layer(blob, origin, &contents).map_err(|error| shard.error(error))?;
             let tensor = names.find(&blob.name, |n| &base.tensors[n].name);
             let tensor = tensor.ok_or_else(|| shard.error(unknown_tensor(&blob.name)))?;
-            let empty = TensorPatch { tensor, layers: Vec::new(), checksum: checksum.clone() };
-            let patch = patches.entry(tensor).or_insert(empty);
-            patch.layers.push(layer);
-            patch.checksum = checksum;
+            let empty = TensorPatch { tensor, layers: Vec::new() };
+            patches.entry(tensor).or_insert(empty).layers.push(layer);
         }
     }
     Ok((files, patches.into_values().collect()))
@@ -155,11 +152,17 @@ impl DeltaShard<'_> {
     }
 
     /// The changes in a tensor of the file.
-    fn layer(&self, blob: &Tensor, origin: OriginId) -> Result<PatchLayer, DeltaError> {
-        match blob.bytes {
-            TensorBytes::Run(run) if blob.dtype == Dtype::U8 && blob.shape.len() == 1 => {
+    fn layer(
+        &self,
+        tensor: &Tensor,
+        origin: OriginId,
+        contents: &Checkpoint,
+    ) -> Result<PatchLayer, DeltaError> {
+        match tensor.bytes {
+            TensorBytes::Run(run) if tensor.dtype == Dtype::U8 && tensor.shape.len() == 1 => {
                 let blob = ByteRun { origin, ..run };
-                Ok(PatchLayer { blob, encoding: self.delta.metadata.encoding })
+                let checksum = self.checksum(&tensor.name, contents)?;
+                Ok(PatchLayer { blob, encoding: self.delta.metadata.encoding, checksum })
             }
             _ => Err(DeltaError::Shard {
                 shard: self.name.to_owned(),
@@ -169,19 +172,18 @@ impl DeltaShard<'_> {
     }
 
     /// The checksum of a tensor, which the metadata of the file has under its name.
-    fn checksum(&self, blob: &Tensor, contents: &Checkpoint) -> Result<TensorChecksum, DeltaError> {
+    fn checksum(&self, tensor: &str, contents: &Checkpoint) -> Result<TensorChecksum, DeltaError> {
         let format = self.delta.metadata.checksum;
-        let stated = contents.metadata.as_ref().and_then(|metadata| metadata.get(&*blob.name));
+        let stated = contents.metadata.as_ref().and_then(|metadata| metadata.get(tensor));
         let is_valid = |digits: &&String| {
             let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
             digits.len() == format.digit_count() && digits.bytes().all(is_digit)
         };
         match stated.filter(is_valid) {
             Some(digits) => Ok(TensorChecksum { format, digits: digits.as_str().into() }),
-            None => Err(DeltaError::Checksum {
-                tensor: blob.name.to_string(),
-                shard: self.name.to_owned(),
-            }),
+            None => {
+                Err(DeltaError::Checksum { tensor: tensor.to_owned(), shard: self.name.to_owned() })
+            }
         }
     }
 }

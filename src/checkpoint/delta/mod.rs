@@ -17,7 +17,7 @@ use super::error::CheckpointError;
 use super::format::Format;
 use super::options::ParseOptions;
 use super::tensor::{
-    ByteRun, Dtype, Origin, OriginId, PatchLayer, PatchedBytes, Tensor, TensorBytes, TensorChecksum,
+    ByteRun, Dtype, Origin, OriginId, PatchLayer, PatchedBytes, Tensor, TensorBytes,
 };
 
 pub use chain::DeltaVersion;
@@ -63,9 +63,9 @@ pub fn read_version(
     };
     let first_file = checkpoint.origins.len() as u32;
     checkpoint.origins.extend(files.iter().map(|file| Origin::File(Arc::clone(file))));
-    for TensorPatch { tensor, mut layers, checksum } in patches {
+    for TensorPatch { tensor, mut layers } in patches {
         layers.iter_mut().for_each(|layer| layer.blob.origin.0 += first_file);
-        apply_patch(&mut checkpoint, tensor, layers, checksum);
+        apply_patch(&mut checkpoint, tensor, layers);
     }
     checkpoint.obvious_choices.push(note);
     for delta in &chain.deltas {
@@ -76,25 +76,20 @@ pub fn read_version(
 }
 
 /// Turns a tensor into a patched origin. A tensor that is patched already gets more layers.
-fn apply_patch(
-    checkpoint: &mut Checkpoint,
-    tensor: usize,
-    mut layers: Vec<PatchLayer>,
-    checksum: TensorChecksum,
-) {
+fn apply_patch(checkpoint: &mut Checkpoint, tensor: usize, mut layers: Vec<PatchLayer>) {
     let patched_origin = OriginId(checkpoint.origins.len() as u32);
     let tensor = &mut checkpoint.tensors[tensor];
     let len = tensor.bytes.len();
     let run = TensorBytes::Run(ByteRun { origin: patched_origin, offset: 0, len });
-    let mut before = std::mem::replace(&mut tensor.bytes, run);
-    if let TensorBytes::Run(ByteRun { origin, .. }) = before
+    let mut base = std::mem::replace(&mut tensor.bytes, run);
+    if let TensorBytes::Run(ByteRun { origin, .. }) = base
         && let Some(earlier) = checkpoint.origins[origin.0 as usize].patched()
     {
-        layers.splice(0..0, earlier.layers.iter().copied());
-        before = earlier.before.clone();
+        layers.splice(0..0, earlier.layers.iter().cloned());
+        base = earlier.base.clone();
     }
     let name = tensor.name.clone();
-    let patched = PatchedBytes::new(name, before, layers.into(), checksum);
+    let patched = PatchedBytes::new(name, base, layers.into());
     checkpoint.origins.push(Origin::Patched(Arc::new(patched)));
 }
 

@@ -28,4 +28,6 @@ pub use shard_name::{
 };
 pub use training_folder::{MODEL_NAME, TrainingFolder, TrainingFormat, is_zero_optimizer};
 pub use universal_folder::{is_universal_part, parameter_of_path};
-pub use version_chain::{MAX_CHAIN_DELTAS, VersionPlace, read_index, version_name};
+pub use version_chain::{
+    MAX_CHAIN_DELTAS, VersionPlace, parse_version_name, read_index, version_name,
+};

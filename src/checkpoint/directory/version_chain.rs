@@ -23,7 +23,7 @@ pub fn version_name(version: u64) -> String {
 }
 
 /// The version in the name of a folder.
-fn parse_version_name(name: &str) -> Option<u64> {
+pub fn parse_version_name(name: &str) -> Option<u64> {
     let version = name.strip_prefix(VERSION_PREFIX)?.parse().ok()?;
     (version_name(version) == name).then_some(version)
 }

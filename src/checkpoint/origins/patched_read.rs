@@ -1,10 +1,12 @@
 //! Reads a tensor that deltas change.
 //!
-//! Before its first byte is served, the checksum of all its bytes is compared. Its changes are decoded for that, and again
-//! after the patch cache evicted them.
+//! Before its first byte is served, the checksum of all its bytes after the last delta is compared. Its changes are decoded
+//! for that, and again after the patch cache evicted them. If the checksum differs, those of the deltas before it tell which
+//! delta is at fault.
 
 use std::sync::Arc;
 
+use crate::checkpoint::damaged_deltas::record_damage;
 use crate::checkpoint::patch::{
     Hasher, LayerError, LayerSource, Patch, PatchAllowance, PatchError, decode, patch_cache,
 };
@@ -29,6 +31,12 @@ enum PatchFailure {
     /// The delta is damaged, which no later read can change.
     Damage(PatchDamage),
     Source(SourceError),
+}
+
+impl From<PatchDamage> for PatchFailure {
+    fn from(damage: PatchDamage) -> PatchFailure {
+        PatchFailure::Damage(damage)
+    }
 }
 
 impl From<SourceError> for PatchFailure {
@@ -79,14 +87,26 @@ impl PatchedReader {
                 if let Err(error) = self.check_unchanged() {
                     return error;
                 }
+                self.record_damage(&damage);
                 let _ = bytes.verification.set(Err(Arc::new(damage)));
                 error
             }
         })
     }
 
+    /// Decodes the changes by all deltas around a byte.
     fn decode(&self, at: u64, allowance: &mut PatchAllowance<'_>) -> Result<Patch, PatchFailure> {
-        let layers: Vec<LayerSource<'_>> = (self.bytes.layers.iter())
+        self.decode_first(self.bytes.layers.len(), at, allowance)
+    }
+
+    /// Decodes the changes by the first `count` deltas around a byte.
+    fn decode_first(
+        &self,
+        count: usize,
+        at: u64,
+        allowance: &mut PatchAllowance<'_>,
+    ) -> Result<Patch, PatchFailure> {
+        let layers: Vec<LayerSource<'_>> = (self.bytes.layers[..count].iter())
             .map(|layer| LayerSource {
                 source: self.origins.origin(layer.blob.origin),
                 offset: layer.blob.offset,
@@ -107,15 +127,34 @@ impl PatchedReader {
     /// Compares the checksum of all bytes, and returns the changes around a byte.
     fn verify(&self, at: u64, allowance: &mut PatchAllowance<'_>) -> Result<Patch, PatchFailure> {
         let bytes = &*self.bytes;
-        let mut hasher = Hasher::new(bytes.checksum.format);
+        let (patch, found) = self.apply_first(bytes.layers.len(), allowance)?;
+        if let Err(digits) = found {
+            drop(patch);
+            return Err(self.find_damaged_layer(digits, allowance)?.into());
+        }
+        self.check_unchanged()?;
+        let _ = bytes.verification.set(Ok(()));
+        if patch.range().contains(&at) { Ok(patch) } else { self.decode(at, allowance) }
+    }
+
+    /// Applies the first `count` deltas, at least one, to all bytes. Returns the last part of the changes, and the checksum
+    /// if it is not the stated one.
+    fn apply_first(
+        &self,
+        count: usize,
+        allowance: &mut PatchAllowance<'_>,
+    ) -> Result<(Patch, Result<(), String>), PatchFailure> {
+        let bytes = &*self.bytes;
+        let checksum = &bytes.layers[count - 1].checksum;
+        let mut hasher = Hasher::new(checksum.format);
         let mut buffer = vec![0; bytes.len().min(CHECKSUM_READ_BYTES) as usize];
         let mut done = 0;
         let patch = loop {
-            let patch = self.decode(done, allowance)?;
+            let patch = self.decode_first(count, done, allowance)?;
             while done < patch.range().end {
                 let part = (patch.range().end - done).min(CHECKSUM_READ_BYTES) as usize;
                 let part = &mut buffer[..part];
-                self.origins.read(&bytes.before, done, part)?;
+                self.origins.read(&bytes.base, done, part)?;
                 patch.apply(done, part);
                 hasher.update(part);
                 done += part.len() as u64;
@@ -125,16 +164,41 @@ impl PatchedReader {
             }
         };
         let digits = hasher.digits();
-        if *digits != *bytes.checksum.digits {
-            let reason = format!(
-                "its checksum is {digits} and should be {}: the delta is damaged, or made for another base",
-                bytes.checksum.digits
-            );
-            return Err(PatchFailure::Damage(PatchDamage { origin: self.last_delta(), reason }));
+        let is_stated = *digits == *checksum.digits;
+        Ok((patch, if is_stated { Ok(()) } else { Err(digits) }))
+    }
+
+    /// Finds a delta whose checksum fails although that of the delta before it holds. `digits` is the checksum after
+    /// the last one, which fails.
+    fn find_damaged_layer(
+        &self,
+        digits: String,
+        allowance: &mut PatchAllowance<'_>,
+    ) -> Result<PatchDamage, PatchFailure> {
+        let layers = &self.bytes.layers;
+        let (mut good, mut bad, mut digits) = (0, layers.len(), digits);
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            match self.apply_first(middle, allowance)?.1 {
+                Ok(()) => good = middle,
+                Err(found) => (bad, digits) = (middle, found),
+            }
         }
-        self.check_unchanged()?;
-        let _ = bytes.verification.set(Ok(()));
-        if patch.range().contains(&at) { Ok(patch) } else { self.decode(at, allowance) }
+        let layer = &layers[bad - 1];
+        let reason = format!(
+            "its checksum is {digits} and should be {}: the delta is damaged, or made for another base",
+            layer.checksum.digits
+        );
+        Ok(PatchDamage { origin: layer.blob.origin, reason })
+    }
+
+    /// Lets chains of this process go around the delta.
+    fn record_damage(&self, damage: &PatchDamage) {
+        let base = self.bytes.base.first_extent().origin;
+        if let Some(delta) = self.origins.file(damage.origin) {
+            let base = self.origins.file(base).map(|file| file.file().identity());
+            record_damage(delta.file().identity(), base, self.damage_error(damage));
+        }
     }
 
     fn last_delta(&self) -> OriginId {
@@ -168,7 +232,7 @@ impl ReadAt for PatchedReader {
             let patch = self.patch_at(at)?;
             let len = (patch.range().end - at).min(rest.len() as u64) as usize;
             let (part, after) = rest.split_at_mut(len);
-            self.origins.read(&self.bytes.before, at, part)?;
+            self.origins.read(&self.bytes.base, at, part)?;
             patch.apply(at, part);
             (at, rest) = (at + len as u64, after);
         }

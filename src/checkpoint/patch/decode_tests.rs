@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::patch::cache::PatchCache;
-use crate::checkpoint::tensor::{ChecksumFormat, PatchLayer, PatchedBytes, TensorChecksum};
+use crate::checkpoint::tensor::PatchedBytes;
 use crate::checkpoint::{ByteRun, OriginId, TensorBytes};
 
 const NO_LIMIT: u64 = u64::MAX / 2;
@@ -43,24 +43,21 @@ fn decode_at(
     at: u64,
     limit_bytes: u64,
 ) -> Result<Arc<Patch>, PatchError> {
-    let layer = |(encoding, blob): &'_ (DeltaEncoding, Vec<u8>)| {
-        let blob = ByteRun { origin: OriginId(0), offset: 3, len: blob.len() as u64 };
-        PatchLayer { blob, encoding: *encoding }
-    };
     let sources: Vec<Vec<u8>> =
         blobs.iter().map(|(_, blob)| [&[0; 3], &blob[..], &[0; 5]].concat()).collect();
     let layers: Vec<LayerSource<'_>> = blobs
         .iter()
         .zip(&sources)
-        .map(|(blob, source)| {
-            let PatchLayer { blob, encoding } = layer(blob);
-            LayerSource { source, offset: blob.offset, len: blob.len, encoding }
+        .map(|((encoding, blob), source)| LayerSource {
+            source,
+            offset: 3,
+            len: blob.len() as u64,
+            encoding: *encoding,
         })
         .collect();
     let cache = PatchCache::new(limit_bytes);
     let run = TensorBytes::Run(ByteRun { origin: OriginId(0), offset: 0, len });
-    let checksum = TensorChecksum { format: ChecksumFormat::Adler32, digits: "".into() };
-    let id = PatchedBytes::new("t".into(), run, Box::default(), checksum).id;
+    let id = PatchedBytes::new("t".into(), run, Box::default()).id;
     let patch = cache.get_or_decode(id, at, |allowance| decode(&layers, len, at, allowance));
     let patch = patch.map_err(|error| error.error)?;
     let memory = patch.memory_bytes();

@@ -15,22 +15,22 @@ pub struct PatchedBytes {
     /// The name of the tensor, for messages.
     pub tensor: TensorName,
     /// The bytes in the base. Never of a patched origin.
-    pub before: TensorBytes,
+    pub base: TensorBytes,
     /// The changes by each delta, the earliest first. Never empty.
     pub layers: Box<[PatchLayer]>,
-    /// The checksum of all bytes after the last delta.
-    pub checksum: TensorChecksum,
-    /// The outcome of comparing the checksum. Set once.
+    /// The outcome of comparing the checksum of the last layer. Set once.
     pub verification: OnceLock<Result<(), Arc<PatchDamage>>>,
 }
 
 /// The changes of a tensor by one delta.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchLayer {
     /// The compressed changes.
     pub blob: ByteRun,
     /// How they are encoded.
     pub encoding: DeltaEncoding,
+    /// The checksum of all bytes of the tensor after them.
+    pub checksum: TensorChecksum,
 }
 
 /// How a delta encodes the changes of a tensor.
@@ -84,19 +84,14 @@ impl PatchId {
 
 impl PatchedBytes {
     /// The bytes of a tensor after some layers, at least one.
-    pub fn new(
-        tensor: TensorName,
-        before: TensorBytes,
-        layers: Box<[PatchLayer]>,
-        checksum: TensorChecksum,
-    ) -> PatchedBytes {
+    pub fn new(tensor: TensorName, base: TensorBytes, layers: Box<[PatchLayer]>) -> PatchedBytes {
         let (id, verification) = (PatchId::next(), OnceLock::new());
-        PatchedBytes { id, tensor, before, layers, checksum, verification }
+        PatchedBytes { id, tensor, base, layers, verification }
     }
 
     /// The number of bytes.
     pub fn len(&self) -> u64 {
-        self.before.len()
+        self.base.len()
     }
 
     /// Whether it has no bytes.
@@ -111,21 +106,22 @@ impl PatchedBytes {
 
     /// The runs of its origins that it is made of. Of bytes that are not contiguous, from the first to the last.
     pub fn runs(&self) -> impl Iterator<Item = ByteRun> {
-        self.before.extents().chain(self.layers.iter().map(|layer| layer.blob))
+        self.base.extents().chain(self.layers.iter().map(|layer| layer.blob))
     }
 
     /// The same bytes, with the numbers that their origins get in a set.
     pub(super) fn with_shifted_origins(&self, by: u32) -> PatchedBytes {
-        let mut before = self.before.clone();
-        before.shift_origin(by);
+        let mut base = self.base.clone();
+        base.shift_origin(by);
         let mut layers = self.layers.clone();
         layers.iter_mut().for_each(|layer| layer.blob.origin.0 += by);
-        PatchedBytes::new(self.tensor.clone(), before, layers, self.checksum.clone())
+        PatchedBytes::new(self.tensor.clone(), base, layers)
     }
 
     /// The approximate bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<PatchedBytes>() + size_of_val(&*self.layers) + self.checksum.digits.len()
+        let digits: usize = self.layers.iter().map(|layer| layer.checksum.digits.len()).sum();
+        size_of::<PatchedBytes>() + size_of_val(&*self.layers) + digits
     }
 }
 
