@@ -51,8 +51,8 @@ Examples:
   ckptfs verify runs/last.ckpt --against last.safetensors";
 
 pub const VIEWS: &str = "\
-A recipe says which checkpoints are shown cast, renamed, selected, sliced, stacked or split. Exits with 3 if one of \
-its files cannot be shown.
+A recipe says which checkpoints are shown cast, renamed, selected, sliced, stacked or split, or as the newest version \
+of a chain of deltas. Exits with 3 if one of its files cannot be shown.
 
 Examples:
   ckptfs views check models/views.toml

@@ -71,11 +71,20 @@ pub struct StepError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepFault {
     /// No tensor matches.
-    #[error("matches no tensor{}", .similar.as_ref().map(|name| format!("; one is called `{name}`")).unwrap_or_default())]
+    #[error("matches no tensor{}", .similar.as_ref().map(|name| format!("; the most similar name is `{name}`")).unwrap_or_default())]
     MatchesNothing {
-        /// The name of a tensor.
+        /// The name that has most of the rule's text.
         similar: Option<String>,
     },
+    /// Every tensor of the source is left out.
+    #[error("leave no tensor")]
+    NothingLeft,
+    /// Two of the joined checkpoints have a tensor of one name.
+    #[error("joins two tensors of the name `{name}`")]
+    SameSourceName { name: String },
+    /// A tensor that is cut into no parts.
+    #[error("needs steps of axis {axis} of `{tensor}`, which has none")]
+    NoSteps { tensor: String, axis: i64 },
     /// Two tensors of one name.
     #[error("gives two tensors the name `{name}`")]
     SameName { name: String },
@@ -128,11 +137,16 @@ impl StepError {
             StepFault::MatchesNothing { .. } => {
                 "correct the rule, or let it match nothing: optional = true"
             }
+            StepFault::NothingLeft => "let `drop` match fewer tensors, or `only` more",
+            StepFault::SameSourceName { .. } => {
+                "make each a file of its own under other names, or leave the tensor out with `drop`"
+            }
             StepFault::SameName { .. } => "drop one of them, or rename it",
             StepFault::Name { .. } => "correct the `to` of the rule",
-            StepFault::NoAxis { .. } | StepFault::NoPart { .. } | StepFault::Slice { .. } => {
-                "let the rule match fewer tensors, or slice another axis"
-            }
+            StepFault::NoAxis { .. }
+            | StepFault::NoPart { .. }
+            | StepFault::NoSteps { .. }
+            | StepFault::Slice { .. } => "let the rule match fewer tensors, or give another axis",
             StepFault::Cast { .. } => {
                 "let the rule match fewer tensors, or add a rule after it with this tensor's own type"
             }

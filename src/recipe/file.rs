@@ -1,23 +1,19 @@
 //! The text of a recipe: TOML in a file, or the same in JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::error::RecipeError;
 use super::name_glob::NameGlob;
-use super::shape::{RecipeShape, find_value_outside_json};
-use super::transform::{MAX_RULE_COUNT, Transform};
-
-/// Maximum bytes of a recipe: a hundred times one that names each layer of a large model.
-pub const MAX_RECIPE_BYTES: u64 = 1 << 20;
-
-/// The longest path that Linux opens.
-const MAX_PATH_BYTES: usize = 4095;
+use super::relative_path::RelativePath;
+use super::shape::{FileShape, MAX_RECIPE_BYTES, RecipeShape, check_length, check_toml_shape};
+use super::transform::Transform;
+use super::version_source::{DeltasForm, VersionSource};
 
 /// What a view shows beside the files of its source.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -28,6 +24,9 @@ pub struct Recipe {
     pub files: Vec<RecipeFile>,
 }
 
+/// Maximum number of checkpoints that one file joins: each is opened for it.
+const MAX_JOINED_COUNT: usize = 1024;
+
 /// Fields that are set in a shown `config.json`.
 pub type ConfigFields = serde_json::Map<String, serde_json::Value>;
 
@@ -37,8 +36,10 @@ pub type ConfigFields = serde_json::Map<String, serde_json::Value>;
 pub struct RecipeFile {
     /// Where it is shown.
     pub path: RelativePath,
-    /// The checkpoints that it is made of: files, sets or directories.
+    /// The checkpoints that it is made of: files, sets or directories. Empty if it is made of versions.
     pub from: Vec<RelativePath>,
+    /// The versions of which it is the newest.
+    pub versions: Option<VersionSource>,
     /// The steps with their tensors.
     pub transform: Transform,
     /// Names of files of the first checkpoint's directory that are shown beside it.
@@ -47,17 +48,17 @@ pub struct RecipeFile {
     pub config: ConfigFields,
 }
 
-/// A path from the root of a view that does not lead out of it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct RelativePath(String);
-
 /// A file as written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecipeFileForm {
     path: RelativePath,
-    from: Vec<RelativePath>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<Vec<RelativePath>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<RelativePath>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deltas: Option<DeltasForm>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     only: Vec<super::GlobRule>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -105,19 +106,14 @@ impl Recipe {
         check_length(toml, path)?;
         let syntax = |message: String| RecipeError::Syntax { path: path.to_path_buf(), message };
         let text = std::str::from_utf8(toml).map_err(|_| syntax("is not UTF-8 text".to_owned()))?;
-        // A fault of its syntax is reported below, with its line.
-        if let Ok(shape) = toml::from_str::<RecipeShape>(text) {
-            shape.check().map_err(syntax)?;
-        }
-        let table: Option<toml::Table> = toml::from_str(text).ok();
-        if let Some(value) = table.as_ref().and_then(find_value_outside_json) {
-            return Err(syntax(format!("`config` has {value}, which JSON has not")));
-        }
-        let recipe: Recipe = toml::from_str(text).map_err(|error| {
+        let at_line = |error: toml::de::Error| {
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
             syntax(format!("{place}{}", error.message().replace('\n', " ")))
-        })?;
+        };
+        let table = toml::de::DeTable::parse(text).map_err(at_line)?;
+        check_toml_shape(table.get_ref()).map_err(syntax)?;
+        let recipe = Recipe::deserialize(toml::Deserializer::from(table)).map_err(at_line)?;
         recipe.check(path)
     }
 
@@ -125,9 +121,9 @@ impl Recipe {
     pub fn parse_json(json: &[u8], path: &Path) -> Result<Recipe, RecipeError> {
         check_length(json, path)?;
         let syntax = |message: String| RecipeError::Syntax { path: path.to_path_buf(), message };
-        if let Ok(shape) = serde_json::from_slice::<RecipeShape>(json) {
-            shape.check().map_err(syntax)?;
-        }
+        let shape: RecipeShape =
+            serde_json::from_slice(json).map_err(|error| syntax(error.to_string()))?;
+        shape.check().map_err(syntax)?;
         let recipe: Recipe =
             serde_json::from_slice(json).map_err(|error| syntax(error.to_string()))?;
         recipe.check(path)
@@ -139,7 +135,7 @@ impl Recipe {
         let mut shown = BTreeMap::new();
         for file in &self.files {
             if shown.insert(file.path.as_path().to_path_buf(), None).is_some() {
-                let shown = file.path.0.clone();
+                let shown = file.path.as_str().to_owned();
                 return Err(RecipeError::SamePath { path: path.to_path_buf(), shown });
             }
         }
@@ -161,7 +157,7 @@ impl Recipe {
             if let Some(parent) = above.find(|parent| shown.contains_key(*parent)) {
                 let message = format!(
                     "`{}` lies beneath `{}`, which is a file",
-                    file.path.0,
+                    file.path.as_str(),
                     parent.display()
                 );
                 return Err(syntax(message));
@@ -171,15 +167,12 @@ impl Recipe {
     }
 }
 
-fn check_length(text: &[u8], path: &Path) -> Result<(), RecipeError> {
-    if text.len() as u64 > MAX_RECIPE_BYTES {
-        let path = path.to_path_buf();
-        return Err(RecipeError::TooLong { path, limit: MAX_RECIPE_BYTES });
-    }
-    Ok(())
-}
-
 impl RecipeFile {
+    /// The paths of its checkpoints, or of its base.
+    pub fn source_paths(&self) -> impl Iterator<Item = &RelativePath> {
+        self.from.iter().chain(self.versions.as_ref().map(|versions| &versions.base))
+    }
+
     /// The file as JSON, for a loader that makes it again.
     pub fn to_json(&self) -> Vec<u8> {
         // Strings, numbers and lists always have a JSON form.
@@ -189,6 +182,7 @@ impl RecipeFile {
     /// The file in such JSON; `None` if it is invalid.
     pub fn from_json(json: &[u8]) -> Option<RecipeFile> {
         check_length(json, Path::new("")).ok()?;
+        serde_json::from_slice::<FileShape>(json).ok()?.check().ok()?;
         serde_json::from_slice(json).ok()
     }
 }
@@ -200,6 +194,8 @@ impl TryFrom<RecipeFileForm> for RecipeFile {
         let RecipeFileForm {
             path,
             from,
+            base,
+            deltas,
             only,
             drop,
             rename,
@@ -211,78 +207,67 @@ impl TryFrom<RecipeFileForm> for RecipeFile {
             config,
         } = form;
         let transform = Transform { only, drop, rename, slice, split, stack, cast };
-        if transform.rule_count() > MAX_RULE_COUNT {
-            return Err(format!("more than {MAX_RULE_COUNT} rules"));
-        }
-        if from.is_empty() {
+        let versions = match (base, deltas) {
+            (Some(base), Some(deltas)) => Some(VersionSource::parse(base, deltas)?),
+            (Some(_), None) => {
+                return Err("`base` needs `deltas`: write deltas = \"auto\"".to_owned());
+            }
+            (None, Some(_)) => return Err("`deltas` needs a `base`".to_owned()),
+            (None, None) => None,
+        };
+        let from = match (from, &versions) {
+            (Some(from), None) => from,
+            (None, Some(_)) => Vec::new(),
+            (Some(_), Some(_)) => {
+                return Err("write either `from`, or `base` and `deltas`".to_owned());
+            }
+            (None, None) => return Err("`from` is missing".to_owned()),
+        };
+        if from.is_empty() && versions.is_none() {
             return Err("`from` names no checkpoint".to_owned());
         }
-        if !path.0.ends_with(".safetensors") || path.name() == ".safetensors" {
-            return Err(format!("`{}`: its name must end with .safetensors", path.0));
+        if from.len() > MAX_JOINED_COUNT {
+            return Err(format!("`from` names more than {MAX_JOINED_COUNT} checkpoints"));
         }
-        Ok(RecipeFile { path, from, transform, beside, config })
+        let mut named = BTreeSet::new();
+        if let Some(twice) = from.iter().find(|from| !named.insert(from.as_str())) {
+            return Err(format!("`from` names `{}` twice", twice.as_str()));
+        }
+        if !path.name().ends_with(".safetensors") || path.name() == ".safetensors" {
+            return Err(format!("`{}`: its name must end with .safetensors", path.as_str()));
+        }
+        Ok(RecipeFile { path, from, versions, transform, beside, config })
     }
 }
 
 impl From<RecipeFile> for RecipeFileForm {
-    fn from(RecipeFile { path, from, transform, beside, config }: RecipeFile) -> RecipeFileForm {
+    fn from(file: RecipeFile) -> RecipeFileForm {
+        let RecipeFile { path, from, versions, transform, beside, config } = file;
         let Transform { only, drop, rename, slice, split, stack, cast } = transform;
-        RecipeFileForm { path, from, only, drop, rename, slice, split, stack, cast, beside, config }
-    }
-}
-
-impl RelativePath {
-    /// The path, empty for the root of the view.
-    pub fn as_path(&self) -> &Path {
-        Path::new(&self.0)
-    }
-
-    /// The path as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The name at its end.
-    pub fn name(&self) -> &str {
-        self.0.rsplit('/').next().unwrap_or_default()
-    }
-
-    /// The directory that it lies in.
-    pub fn directory(&self) -> PathBuf {
-        self.as_path().parent().map(Path::to_path_buf).unwrap_or_default()
-    }
-}
-
-impl TryFrom<String> for RelativePath {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<RelativePath, String> {
-        /// The longest name that filesystems take.
-        const MAX_NAME_BYTES: usize = 255;
-        if text == "." {
-            return Ok(RelativePath(String::new()));
+        let from = versions.is_none().then_some(from);
+        let (base, deltas) = versions.map(VersionSource::into_form).unzip();
+        RecipeFileForm {
+            path,
+            from,
+            base,
+            deltas,
+            only,
+            drop,
+            rename,
+            slice,
+            split,
+            stack,
+            cast,
+            beside,
+            config,
         }
-        let is_name = |part: &str| {
-            !matches!(part, "" | "." | "..") && part.len() <= MAX_NAME_BYTES && !part.contains('\0')
-        };
-        match text.len() <= MAX_PATH_BYTES && text.split('/').all(is_name) {
-            true => Ok(RelativePath(text)),
-            false => {
-                Err(format!("`{text}`: write a path from the mounted directory, without . or .."))
-            }
-        }
-    }
-}
-
-impl From<RelativePath> for String {
-    fn from(path: RelativePath) -> String {
-        if path.0.is_empty() { ".".to_owned() } else { path.0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::shape::MAX_RULE_COUNT;
 
     fn parse(toml: &str) -> Result<Recipe, String> {
         Recipe::parse(toml.as_bytes(), Path::new("r.toml")).map_err(|error| error.to_string())
@@ -311,6 +296,16 @@ config = { dtype = "bfloat16" }
         let json = serde_json::to_vec(&recipe).unwrap();
         let again = Recipe::parse_json(&json, Path::new("r.json")).unwrap();
         assert_eq!(serde_json::to_vec(&again).unwrap(), json);
+        let chains = "[[file]]\npath = \"a.safetensors\"\nbase = \"m\"\ndeltas = \"auto\"\n[[file]]\npath = \"b.safetensors\"\n\
+            base = \"r/weight_v000007\"\ndeltas = [\"r/weight_v000008\", \"r/weight_v000009\"]\n";
+        for file in parse(chains).unwrap().files {
+            let again = RecipeFile::from_json(&file.to_json()).unwrap();
+            assert!(
+                again.versions == file.versions
+                    && again.versions.is_some()
+                    && again.from.is_empty()
+            );
+        }
         let file = RecipeFile::from_json(&recipe.files[0].to_json()).unwrap();
         assert_eq!(file.transform.canonical_text(), recipe.files[0].transform.canonical_text());
     }
@@ -319,6 +314,9 @@ config = { dtype = "bfloat16" }
     fn faults_name_their_line() {
         let file =
             |more: &str| format!("[[file]]\npath = \"a.safetensors\"\nfrom = [\"x\"]\n{more}\n");
+        let chain = |base: &str, deltas: &str| {
+            format!("[[file]]\npath = \"a.safetensors\"\nbase = \"{base}\"\ndeltas = {deltas}\n")
+        };
         for (text, expected) in [
             ("[[file]]\npath = 3\n".to_owned(), "line 2"),
             (file("casts = []"), "line 4"),
@@ -334,13 +332,34 @@ config = { dtype = "bfloat16" }
                 "[[file]]\npath = \"../a.safetensors\"\nfrom = [\"x\"]\n".to_owned(),
                 "without . or ..",
             ),
-            ("[[file]]\npath = \"/a.safetensors\"\nfrom = [\"x\"]\n".to_owned(), "without . or .."),
+            ("[[file]]\npath = \"/a.safetensors\"\nfrom = [\"x\"]\n".to_owned(), "is absolute"),
+            (
+                "[[file]]\npath = \"a.safetensors\"\nfrom = [\"x\", \"x\"]\n".to_owned(),
+                "names `x` twice",
+            ),
+            (file("slice = [{ tensors = \"*\", dim = 0, part = \"+1/ 2\" }]"), "no part"),
             (
                 "[[file]]\npath = \"a.safetensors\"\nfrom = [\"../x\"]\n".to_owned(),
                 "without . or ..",
             ),
             ("[[file]]\npath = \"a.bin\"\nfrom = [\"x\"]\n".to_owned(), "safetensors"),
             ("[[file]]\npath = \"a.safetensors\"\nfrom = []\n".to_owned(), "no checkpoint"),
+            ("[[file]]\npath = \"a.safetensors\"\n".to_owned(), "`from` is missing"),
+            (file("base = \"b\""), "needs `deltas`"),
+            (file("deltas = \"auto\""), "needs a `base`"),
+            (file("base = \"b\"\ndeltas = \"auto\""), "either `from`, or `base`"),
+            (chain(".", "\"auto\""), "beneath the mounted directory"),
+            (chain("b", "\"all\""), "write \"auto\""),
+            (chain("b", "3"), "a list of folders"),
+            (chain("b", "[]"), "names no version"),
+            (chain("b", "[\"../weight_v000001\"]"), ". or .."),
+            (chain("b", "[\"weight_v000002\"]"), "is not version 1"),
+            (chain("weight_v000001", "[\"weight_v000003\"]"), "is not version 2"),
+            (chain("r/weight_v000001", "[\"s/weight_v000002\"]"), "beside its base"),
+            (
+                chain("b", "[\"r/weight_v000001\", \"s/weight_v000002\"]"),
+                "beside `r/weight_v000001`",
+            ),
             (format!("{0}{0}", file("")), "two files"),
             (file("config = { day = 1979-05-27 }"), "a date"),
             (file("config = { limits = [1.5, inf] }"), "inf or nan"),
@@ -372,6 +391,41 @@ config = { dtype = "bfloat16" }
             format!("[[file]]\npath = \"{name}.safetensors\"\nfrom = [\"x\"]\nrename = [{rules}]\n")
         };
         assert!(parse(&(file("a") + &file("b"))).unwrap_err().contains("more than 1024 rules"));
+    }
+
+    #[test]
+    fn rules_in_json_are_counted_before_a_pattern_is_compiled() {
+        let rules = vec![r#"{"match": "(", "to": ""}"#; MAX_RULE_COUNT + 1].join(",");
+        // A value of the wrong kind does not hide the count.
+        for steps in [
+            format!(r#"{{"rename": [{rules}]}}"#),
+            format!(r#"{{"rename": [{rules}], "cast": 3}}"#),
+            format!(r#"{{"cast": "x", "rename": [{rules}]}}"#),
+        ] {
+            let refused = Transform::parse_json(&steps, Path::new("r.json")).unwrap_err();
+            assert!(refused.to_string().contains("more than 1024 rules"), "{refused}");
+            let file = steps.replacen('{', r#"{"path": "a.safetensors", "from": ["x"], "#, 1);
+            let recipe = format!(r#"{{"file": [{file}]}}"#);
+            let refused = Recipe::parse_json(recipe.as_bytes(), Path::new("r.json")).unwrap_err();
+            assert!(refused.to_string().contains("more than 1024 rules"), "{refused}");
+            assert!(RecipeFile::from_json(file.as_bytes()).is_none());
+        }
+        let long = format!(r#"{{"only": ["{}"]}}"#, "a".repeat(2 << 20));
+        let refused = Transform::parse_json(&long, Path::new("r.json")).unwrap_err();
+        assert!(refused.to_string().contains("longer than"), "{refused}");
+    }
+
+    #[test]
+    fn deeply_nested_recipes_are_refused() {
+        for (open, close) in [("[", "]"), ("{ a = ", " }")] {
+            let nested = open.repeat(50_000) + "1" + &close.repeat(50_000);
+            let text = format!(
+                "[[file]]\npath = \"a.safetensors\"\nfrom = [\"x\"]\nconfig = {{ a = {nested} }}\n"
+            );
+            assert!(parse(&text).unwrap_err().contains("recursion"));
+        }
+        let dotted = format!("[[file]]\nconfig.{} = 1\n", "a.".repeat(50_000) + "a");
+        assert!(parse(&dotted).is_err());
     }
 
     #[test]

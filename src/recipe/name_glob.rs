@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// them.
 const MAX_PATTERN_BYTES: usize = 64 << 10;
 
+/// Maximum bytes that a thread keeps of a pattern's states while it matches. With less, matching is slower.
+const MAX_MATCHER_BYTES: usize = 256 << 10;
+
 /// A glob for names of tensors or files. `*` stands for any text, dots included, `?` for one character, `[ab]` for a
 /// or b, and `[!ab]` for any other character.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -91,7 +94,9 @@ impl From<NameRegex> for String {
 }
 
 fn compile(text: &str) -> Result<Regex, String> {
-    RegexBuilder::new(text).size_limit(MAX_PATTERN_BYTES).build().map_err(|error| match error {
+    let mut builder = RegexBuilder::new(text);
+    builder.size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_MATCHER_BYTES);
+    builder.build().map_err(|error| match error {
         regex::Error::CompiledTooBig(limit) => format!("it takes more than {limit} bytes"),
         // Several lines that draw the place of the fault; the last says what it is.
         error => error.to_string().lines().last().unwrap_or_default().replace("error: ", ""),

@@ -8,13 +8,11 @@ use crate::checkpoint::{Checkpoint, NameIndex, Tensor};
 
 use super::error::{RecipeError, StepError, StepFault};
 use super::name_glob::GlobRule;
+use super::shape::{FileShape, check_length};
 use super::steps::{
     CastRule, NameSelection, RenameRule, SliceRule, SplitRule, StackRule, cast_tensors,
     rename_tensors, slice_tensors, split_tensors, stack_tensors,
 };
-
-/// Maximum number of rules: each is tried on every name.
-pub const MAX_RULE_COUNT: usize = 1024;
 
 /// Steps with tensors, done in the order of the fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -51,13 +49,12 @@ impl Transform {
 
     /// Parses steps in JSON, which has the keys of a recipe.
     pub fn parse_json(json: &str, path: &Path) -> Result<Transform, RecipeError> {
+        check_length(json.as_bytes(), path)?;
         let syntax = |message| RecipeError::Syntax { path: path.to_path_buf(), message };
-        let steps: Transform =
+        let shape: FileShape =
             serde_json::from_str(json).map_err(|error| syntax(error.to_string()))?;
-        match steps.rule_count() <= MAX_RULE_COUNT {
-            true => Ok(steps),
-            false => Err(syntax(format!("more than {MAX_RULE_COUNT} rules"))),
-        }
+        shape.check().map_err(syntax)?;
+        serde_json::from_str(json).map_err(|error| syntax(error.to_string()))
     }
 
     /// A text that is equal for equal steps.
@@ -77,18 +74,26 @@ impl Transform {
             joined.append(other);
             joined.open_file = None;
         }
+        let had_tensors = !joined.tensors.is_empty();
         let mut selection = NameSelection::new(&self.only, &self.drop);
-        joined.tensors.retain(|tensor| selection.keeps(&tensor.name));
+        let is_kept: Vec<bool> =
+            joined.tensors.iter().map(|tensor| selection.keeps(&tensor.name)).collect();
         // An entry that cannot be shown is no reason to refuse what leaves it out.
         joined.refused.retain(|entry| selection.keeps(&entry.name));
-        selection.finish()?;
+        selection.finish(joined.tensors.iter().map(|tensor| &*tensor.name))?;
+        let mut is_kept = is_kept.into_iter();
+        joined.tensors.retain(|_| is_kept.next().unwrap_or(true));
+        if had_tensors && joined.tensors.is_empty() && joined.refused.is_empty() {
+            return Err(StepError::new("`only` and `drop`", StepFault::NothingLeft));
+        }
         let mut tensors = joined.tensors;
+        check_unique(&tensors, "`from`", |name| StepFault::SameSourceName { name })?;
         rename_tensors(&self.rename, &mut tensors)?;
-        check_unique(&tensors, "rename")?;
+        check_unique(&tensors, "`rename`", |name| StepFault::SameName { name })?;
         slice_tensors(&self.slice, &mut tensors)?;
         let tensors = split_tensors(&self.split, tensors)?;
         let tensors = stack_tensors(&self.stack, tensors)?;
-        check_unique(&tensors, "split and stack")?;
+        check_unique(&tensors, "`split` and `stack`", |name| StepFault::SameName { name })?;
         joined.tensors = cast_tensors(&self.cast, tensors)?;
         if !self.is_empty() {
             let earlier = joined.recipe.as_deref().unwrap_or_default();
@@ -99,9 +104,12 @@ impl Transform {
 }
 
 /// Fails if two tensors have one name after some steps.
-fn check_unique(tensors: &[Tensor], steps: &str) -> Result<(), StepError> {
+fn check_unique(
+    tensors: &[Tensor],
+    steps: &str,
+    fault: impl FnOnce(String) -> StepFault,
+) -> Result<(), StepError> {
     let unique = NameIndex::build(tensors.len(), |place| &*tensors[place].name);
     let Err(second) = unique else { return Ok(()) };
-    let name = tensors[second].name.to_string();
-    Err(StepError::new(format!("`{steps}`"), StepFault::SameName { name }))
+    Err(StepError::new(steps, fault(tensors[second].name.to_string())))
 }

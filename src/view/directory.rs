@@ -3,7 +3,7 @@
 //! Its checkpoints are parsed when they are asked for. What links and hub notes show depends on other
 //! directories, and is not known here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,11 +16,11 @@ use super::base_links::{BaseLinks, find_base_links};
 use super::context::ViewContext;
 use super::directory_plan::{DirectoryPlan, plan_directory};
 use super::entry::CheckpointCounts;
-use super::error::Refusal;
+use super::error::{Refusal, ViewError};
 use super::hf_cache::{HubNotes, find_hub_notes};
 use super::names::SortedNames;
 use super::planned_file::{BuildOutcome, PlannedFile};
-use super::recipe_plan::RecipePlan;
+use super::recipe_plan::{CONFIG_NAME, RecipePlan, link_in_path};
 use super::recipe_store::RecipeSnapshot;
 use super::rules::{PlanSource, VirtualFilePlan};
 use super::virtual_index;
@@ -51,6 +51,8 @@ pub struct DirectoryView {
     pub recipe_directories: Box<[OsString]>,
     /// Why the recipe is refused; in the directory that the view is of.
     pub recipe_refusal: Option<Arc<Refusal>>,
+    /// Why files of the recipe are not shown that lie beneath a name which is no directory here.
+    pub misplaced_recipes: Box<[Arc<Refusal>]>,
     /// The recipe that it was planned by.
     recipe_generation: u64,
     pub hub_notes: Option<HubNotes>,
@@ -102,8 +104,9 @@ impl DirectoryView {
         }
         let recipes = view_path.map(|path| recipe.in_directory(path)).unwrap_or_default();
         add_recipe_files(context, &mut plan, &recipes.files);
-        let is_new = |name: &OsString| plan.names.find(name).is_err();
-        let recipe_directories = recipes.directories.into_iter().filter(is_new).collect();
+        let is_new = |name: &&OsString| plan.names.find(name).is_err();
+        let recipe_directories = recipes.directories.keys().filter(is_new).cloned().collect();
+        let misplaced_recipes = misplaced_recipes(context, &plan, &recipes.directories);
         let (mut beside, mut config) = (HashMap::new(), None);
         for (n, file) in plan.files.iter().enumerate() {
             let Some(recipe) = file.recipe() else { continue };
@@ -122,6 +125,11 @@ impl DirectoryView {
                 originals.insert(original.into(), n);
             }
         }
+        let has_config = |name: &OsStr| config.is_some() && name == CONFIG_NAME;
+        let is_taken = |name: &OsString, directories: &BTreeMap<OsString, _>| {
+            virtual_files.contains_key(name) || directories.contains_key(name) || has_config(name)
+        };
+        beside.retain(|name, _| !is_taken(name, &recipes.directories));
         // Originals that are shown have their own index.
         let indexes = match options.show_originals {
             true => HashMap::new(),
@@ -131,7 +139,9 @@ impl DirectoryView {
         state.is_settled &= failures == source::store_failures();
         let DirectoryPlan { names, kinds, files, skipped } = plan;
         let candidates = files.iter().filter_map(|file| file.own_candidate());
-        let base_links = find_base_links(context, path, &names, candidates);
+        let mut base_links = find_base_links(context, path, &names, candidates);
+        base_links
+            .retain(|name, _| !is_taken(name, &recipes.directories) && !beside.contains_key(name));
         let former_files = former.iter().flat_map(|former| &former.files);
         let former_files: HashMap<&str, &Arc<PlannedFile>> =
             former_files.map(|file| (file.plan.name.as_str(), file)).collect();
@@ -153,6 +163,7 @@ impl DirectoryView {
             config,
             recipe_directories,
             recipe_refusal: recipe.refusal.clone().filter(|_| path == context.base),
+            misplaced_recipes,
             recipe_generation: recipe.generation,
             hub_notes: find_hub_notes(root.real_path(), path),
             base_links,
@@ -249,6 +260,26 @@ impl DirectoryView {
             }
         }
     }
+}
+
+/// The refusals of files beneath names of a directory that are links or files: no lookup reaches them.
+fn misplaced_recipes(
+    context: &ViewContext,
+    plan: &DirectoryPlan,
+    directories: &BTreeMap<OsString, Vec<Arc<RecipeFile>>>,
+) -> Box<[Arc<Refusal>]> {
+    let is_directory = |name: &OsString| match plan.names.find(name) {
+        Ok(place) => plan.kinds.get(place) == Some(&FileKind::Directory),
+        Err(_) => true,
+    };
+    let files = directories.iter().filter(|(name, _)| !is_directory(name));
+    let files = files.flat_map(|(_, files)| files);
+    let refusal = |file: &Arc<RecipeFile>| {
+        let fault = Box::new(link_in_path(&context.root, &context.base, &file.path)?);
+        let path = context.root.shown_path(&context.source_path(file.path.as_path()));
+        Some(Arc::new(Refusal::new(Vec::new(), &ViewError::Recipe { path, fault })))
+    };
+    files.filter_map(refusal).collect()
 }
 
 /// Adds the files of a recipe to the plan of their directory. One takes the place of a checkpoint's virtual file of its

@@ -176,16 +176,18 @@ impl DirectoryStore {
         counts
     }
 
-    /// The refusals of files of a recipe that are known.
+    /// Why files of a recipe are not shown, or not in their newest version, as far as it is known.
     pub fn recipe_refusals(&self) -> Vec<Arc<Refusal>> {
         let cache = lock(&self.cache);
-        let files = cache.directories.iter().flat_map(|(_, directory)| &directory.files);
+        let directories = || cache.directories.iter().map(|(_, directory)| directory);
+        let files = directories().flat_map(|directory| &directory.files);
         let files = files.filter(|file| file.plan.recipe().is_some());
-        let refusals = files.filter_map(|file| match file.known_outcome() {
-            Some(BuildOutcome::Refused(refusal)) => Some(Arc::clone(refusal)),
-            _ => None,
+        let refusals = files.filter_map(|file| match file.known_outcome()? {
+            BuildOutcome::Refused(refusal) => Some(refusal),
+            BuildOutcome::VirtualFile(summary) => summary.withheld(),
         });
-        refusals.collect()
+        let misplaced = directories().flat_map(|directory| &directory.misplaced_recipes);
+        refusals.chain(misplaced).map(Arc::clone).collect()
     }
 
     /// Whether a name stands for a virtual file. Not where the directory cannot be read.

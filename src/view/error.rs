@@ -115,6 +115,17 @@ pub enum RecipeFault {
     /// It would hide a file of the source.
     #[error("the recipe shows {shown}, and the source has a file or directory of that name")]
     HidesFile { shown: String },
+    /// It would hide a file that is shown as it is because it is refused.
+    #[error(
+        "the recipe shows {shown}, which would hide {hidden}, and that is refused by itself: {reason}"
+    )]
+    HidesRefused { shown: String, hidden: String, reason: String },
+    /// Its path leads through something else than directories.
+    #[error("the recipe shows {shown}, and {above} is {what} in the source")]
+    NotADirectory { shown: String, above: String, what: &'static str },
+    /// A file beside it cannot be followed.
+    #[error("`beside` matches {name}, which cannot be shown: {reason}")]
+    UnreadableBeside { name: String, reason: String },
     /// No file to show beside it.
     #[error("the rule beside = [\"{glob}\"] matches no name in {directory}")]
     NothingBeside { glob: String, directory: String },
@@ -133,7 +144,15 @@ impl RecipeFault {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            RecipeFault::HidesFile { .. } => "give the file of the recipe another path",
+            RecipeFault::HidesFile { .. } | RecipeFault::HidesRefused { .. } => {
+                "give the file of the recipe another path"
+            }
+            RecipeFault::NotADirectory { .. } => {
+                "give the file of the recipe a path through directories; that of the link's target, for example"
+            }
+            RecipeFault::UnreadableBeside { .. } => {
+                "let the globs of `beside` match other names, or put a copy in the place of the link"
+            }
             RecipeFault::NothingBeside { .. } => "correct the glob, or leave it out",
             RecipeFault::Config { .. } => "correct the configuration, or leave `config` out",
             RecipeFault::NotShown { .. } => "give one of these paths, beneath the source",

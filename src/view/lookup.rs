@@ -118,6 +118,7 @@ impl Lookup<'_> {
             }
         }
         listing.refused.extend(directory.recipe_refusal.clone());
+        listing.refused.extend(directory.misplaced_recipes.iter().cloned());
         for name in self.recipe_names()? {
             if let Some(entry) = self.entry(&name)? {
                 listing.entries.push(NamedEntry { name, entry });

@@ -21,6 +21,7 @@ mod names;
 mod near_misses;
 mod options;
 mod planned_file;
+mod recipe_open;
 mod recipe_plan;
 mod recipe_store;
 mod rules;
@@ -38,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::recipe::RecipeFile;
 use crate::source::{self, FileKind, FileMetadata, LinkPolicy, OpenFile, Root, SourceError};
 use crate::virtual_file::VirtualFile;
 
@@ -50,7 +52,7 @@ pub use error::{RecipeFault, Refusal, ViewError};
 use lookup::Lookup;
 pub use names::SortedNames;
 pub use options::{KeepPatternError, KeepRules, RecipeSource, ViewOptions};
-pub use recipe_plan::{open_recipe_file, open_shown};
+pub use recipe_open::{open_recipe_file, open_shown};
 pub use rules::virtual_file_name;
 pub use safetensors_headers::SafetensorsHeader;
 pub use shown_file::ShownFile;
@@ -207,6 +209,14 @@ impl View {
     /// Opens a file that is shown as it is.
     pub fn open(&self, path: &Path) -> Result<OpenFile, ViewError> {
         Ok(OpenFile::open_in_root(self.root(), &self.source_path(path))?)
+    }
+
+    /// Why no lookup reaches a file of a recipe: its path leads through a link or a file of the source.
+    pub fn misplaced_recipe(&self, file: &RecipeFile) -> Option<ViewError> {
+        let context = self.context();
+        let fault = recipe_plan::link_in_path(&context.root, &context.base, &file.path)?;
+        let path = context.root.shown_path(&context.source_path(file.path.as_path()));
+        Some(ViewError::Recipe { path, fault: Box::new(fault) })
     }
 
     /// Why nothing of the recipe is shown, if it is refused. Reads nothing.

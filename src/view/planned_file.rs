@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::checkpoint::damaged_delta_count;
 use crate::source::{self, FileKind, FileMetadata, FileState, OpenFile, Root, SourceError};
 use crate::threads::lock;
 use crate::virtual_file::Digest;
@@ -64,6 +65,8 @@ struct BuildResult {
     outcome: BuildOutcome,
     /// When unsettled files are read again although their states are equal; `None` if the files were settled.
     expires: Option<Instant>,
+    /// The damaged deltas that were known then, if it is the newest version of a chain.
+    damaged_count: Option<u64>,
     /// Whether their store failed. Then listings read them again, too: they wait for an outage together.
     may_pass: bool,
 }
@@ -195,14 +198,18 @@ impl PlannedFile {
     }
 
     fn build(&self, context: &ViewContext, directory: &Path) -> BuildResult {
+        let is_chain = self.plan.recipe().is_some_and(|recipe| recipe.file.versions.is_some());
+        let damaged_count = is_chain.then(damaged_delta_count);
         let settled = self.settled_states(&context.root);
         let states: Vec<Option<FileState>> = self
             .stat_files(&context.root)
             .into_iter()
             .map(|metadata| metadata.map(|metadata| metadata.state()))
             .collect();
-        // A folder that a recipe names may be missing.
-        let is_settled = settled == states;
+        // A folder that a recipe names may be missing. Versions may have come since the plan.
+        let recipe = self.plan.recipe();
+        let is_current = recipe.is_none_or(|r| r.is_current(&context.root, &context.base));
+        let is_settled = settled == states && is_current;
         let started = Instant::now();
         let previous = self.superseded.as_ref().map(|superseded| &superseded.previous);
         let mut may_pass = false;
@@ -232,7 +239,7 @@ impl PlannedFile {
         {
             context.record_change(directory, *time);
         }
-        BuildResult { states, outcome, expires, may_pass }
+        BuildResult { states, outcome, expires, damaged_count, may_pass }
     }
 
     fn log_refusal(&self, refusal: &Refusal, previous: Option<&BuildOutcome>) {
@@ -268,6 +275,9 @@ impl PlannedFile {
 
     /// Compares the files with what they were, if the last look is too old. An error is a change.
     fn check_unchanged(&self, root: &Root, result: &BuildResult) -> Result<(), ChangeTime> {
+        if result.damaged_count.is_some_and(|count| count != damaged_delta_count()) {
+            return Err(Some(SystemTime::now()));
+        }
         let taken_at = lock(&self.snapshot).as_ref().and_then(|snapshot| snapshot.taken_at);
         if taken_at.is_some_and(|at| at.elapsed() < MAX_STAT_AGE) {
             return Ok(());

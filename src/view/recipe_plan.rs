@@ -4,16 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::checkpoint::{
-    self, Candidate, Checkpoint, CheckpointError, ParseOptions, candidates_by_name,
-};
-use crate::recipe::{Recipe, RecipeFile, RelativePath};
-use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError, is_source_url};
+use crate::checkpoint::{self, Candidate, ParseOptions};
+use crate::recipe::{RecipeFile, RelativePath};
+use crate::source::{FileKind, OpenFile, ReadAt, Root};
+use crate::virtual_file::VirtualFile;
 
 use super::error::{RecipeFault, ViewError};
 use super::names::SortedNames;
-use super::options::KeepRules;
-use super::single_target::find_shown;
+use super::recipe_open::{OpenedRecipe, open_recipe, watched_sources};
 
 /// The name of the configuration whose fields `config` sets.
 pub const CONFIG_NAME: &str = "config.json";
@@ -57,19 +55,8 @@ impl RecipePlan {
         file: &Arc<RecipeFile>,
         replaced: Option<Candidate>,
     ) -> RecipePlan {
-        let mut fault = None;
-        let mut watched = Vec::new();
-        for from in &file.from {
-            let path = base.join(from.as_path());
-            if let Ok((directory, candidate)) = locate(root, &path) {
-                let files = candidate.watched_paths();
-                watched.extend(files.into_iter().map(|name| directory.join(name)));
-                watched.extend(candidate.watched_root_paths().iter().cloned());
-                watched.push(directory);
-            } else {
-                watched.push(path);
-            }
-        }
+        let mut watched = watched_sources(root, base, file);
+        let mut fault = link_in_path(root, base, &file.path);
         let beside_directory = beside_directory(root, base, file);
         let beside = match names_beside(root, &beside_directory, file) {
             Ok(beside) => beside,
@@ -78,6 +65,22 @@ impl RecipePlan {
                 Vec::new()
             }
         };
+        watched.extend(beside.iter().map(|name| beside_directory.join(name)).filter(|path| {
+            // A link whose target comes later.
+            root.metadata(path).is_err()
+        }));
+        let beside = match check_beside(root, &beside_directory, beside) {
+            Ok(beside) => beside,
+            Err(found) => {
+                fault.get_or_insert(found);
+                Vec::new()
+            }
+        };
+        if let Some(replaced) = &replaced {
+            let directory = base.join(file.path.directory());
+            watched.extend(replaced.watched_paths().into_iter().map(|name| directory.join(name)));
+            watched.extend(replaced.watched_root_paths().iter().cloned());
+        }
         let hides = |name: &str| names.find(OsStr::new(name)).is_ok();
         if hides(file.path.name()) {
             fault = Some(RecipeFault::HidesFile { shown: file.path.as_str().to_owned() });
@@ -111,18 +114,43 @@ impl RecipePlan {
         &self.watched
     }
 
+    /// Whether it watches what its checkpoints are made of by now.
+    pub fn is_current(&self, root: &Arc<Root>, base: &Path) -> bool {
+        self.file.versions.is_none()
+            || self.watched.starts_with(&watched_sources(root, base, &self.file))
+    }
+
     /// Reads its checkpoints, and applies its steps.
     pub fn open(
         &self,
         root: &Arc<Root>,
         base: &Path,
         options: &ParseOptions,
-    ) -> Result<Checkpoint, ViewError> {
-        if let Some(fault) = &self.fault {
+    ) -> Result<OpenedRecipe, ViewError> {
+        let refuse = |fault: RecipeFault| {
             let path = root.shown_path(&base.join(self.file.path.as_path()));
-            return Err(ViewError::Recipe { path, fault: Box::new(fault.clone()) });
+            ViewError::Recipe { path, fault: Box::new(fault) }
+        };
+        if let Some(fault) = &self.fault {
+            return Err(refuse(fault.clone()));
         }
-        open_recipe_file(root, base, &self.file, options)
+        if let Some(replaced) = &self.replaced {
+            let directory = base.join(self.file.path.directory());
+            let by_itself =
+                checkpoint::open_candidate(root, &directory, replaced, &options.without_root_key())
+                    .map_err(ViewError::from)
+                    .and_then(|checkpoint| Ok(VirtualFile::new(checkpoint)?));
+            // What is refused by itself is shown as it is, so that its files must not be hidden.
+            if let Err(error) = by_itself {
+                let shown = self.file.path.as_str().to_owned();
+                let (hidden, reason) = (replaced.name.clone(), error.to_string());
+                return match error.may_pass() {
+                    true => Err(error),
+                    false => Err(refuse(RecipeFault::HidesRefused { shown, hidden, reason })),
+                };
+            }
+        }
+        open_recipe(root, base, &self.file, options)
     }
 
     /// The text of its `config.json`, if it sets fields of that.
@@ -155,106 +183,43 @@ impl RecipePlan {
     }
 }
 
-/// Opens a file of a recipe: reads its checkpoints, and applies its steps.
-pub fn open_recipe_file(
-    root: &Arc<Root>,
-    base: &Path,
-    file: &RecipeFile,
-    options: &ParseOptions,
-) -> Result<Checkpoint, ViewError> {
-    let open = |from: &RelativePath| {
-        let (directory, candidate) = locate(root, &base.join(from.as_path()))?;
-        checkpoint::open_candidate(root, &directory, &candidate, options)
-    };
-    let mut checkpoints = file.from.iter().map(open);
-    let path = root.shown_path(&base.join(file.path.as_path()));
-    let Some(first) = checkpoints.next() else {
-        return Err(SourceError::Missing { path }.into());
-    };
-    let (first, others) = (first?, checkpoints.collect::<Result<Vec<_>, _>>()?);
-    let applied = file.transform.apply(first, others);
-    let mut checkpoint = applied
-        .map_err(|error| ViewError::Recipe { path: path.clone(), fault: Box::new(error.into()) })?;
-    checkpoint.path = path;
-    // Several files of one recipe may have no steps, and one header.
-    checkpoint.recipe = Some(
-        format!("{}\n{}", checkpoint.recipe.as_deref().unwrap_or_default(), from_text(file)).into(),
-    );
-    Ok(checkpoint)
-}
-
-/// Opens the checkpoint that a recipe shows at a path: that of the source, followed by that of a file of the
-/// recipe. The directory of a single file stands for it.
-pub fn open_shown(
-    path: &Path,
-    recipe: &Recipe,
-    options: &ParseOptions,
-) -> Result<Checkpoint, ViewError> {
-    let typed = match is_source_url(path) {
-        true => path.to_path_buf(),
-        false => std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()),
-    };
-    let exact = |file: &&RecipeFile| typed.ends_with(file.path.as_path());
-    let mut in_directory = recipe.files.iter().filter(|file| {
-        let directory = file.path.directory();
-        !directory.as_os_str().is_empty() && typed.ends_with(&directory)
+/// The fault of a path that leads through a link, or through a file, of the source. The kernel would follow the link, and
+/// find another directory.
+pub fn link_in_path(root: &Root, base: &Path, path: &RelativePath) -> Option<RecipeFault> {
+    let directory = path.directory();
+    let mut above: Vec<&Path> = directory.ancestors().collect();
+    above.retain(|above| !above.as_os_str().is_empty());
+    let found = above.into_iter().rev().find_map(|above| {
+        let kind = root.link_metadata(&base.join(above)).ok()?.kind;
+        (kind != FileKind::Directory).then_some((above, kind))
     });
-    let found =
-        recipe.files.iter().find(exact).map(|file| (file, file.path.as_path().to_path_buf()));
-    let found = found.or_else(|| match (in_directory.next(), in_directory.next()) {
-        (Some(file), None) => Some((file, file.path.directory())),
-        _ => None,
-    });
-    let Some((file, beneath)) = found else {
-        let shown: Vec<&str> = recipe.files.iter().map(|file| file.path.as_str()).collect();
-        let fault = Box::new(RecipeFault::NotShown { shown: shown.join(", ") });
-        return Err(ViewError::Recipe { path: path.to_path_buf(), fault });
-    };
-    let source = typed.ancestors().nth(beneath.components().count()).unwrap_or(Path::new("/"));
-    let (root, base) = Root::for_directory(source, options.link_policy())?;
-    open_recipe_file(&root, &base, file, options)
+    let (above, kind) = found?;
+    let what = if kind == FileKind::Link { "a symbolic link" } else { "a file" };
+    let (shown, above) = (path.as_str().to_owned(), above.display().to_string());
+    Some(RecipeFault::NotADirectory { shown, above, what })
 }
 
-fn from_text(file: &RecipeFile) -> String {
-    let from: Vec<&str> = file.from.iter().map(RelativePath::as_str).collect();
-    from.join("\n")
-}
-
-/// Finds the checkpoint at a path from the root: of a directory, the one that loaders prefer.
-fn locate(root: &Arc<Root>, path: &Path) -> Result<(PathBuf, Candidate), CheckpointError> {
-    let missing = |path: &Path| SourceError::Missing { path: root.shown_path(path) };
-    match root.metadata(path) {
-        Ok(metadata) if metadata.kind == FileKind::Directory => {
-            let candidate = checkpoint::choose_in_directory(root, path)?;
-            Ok((path.to_path_buf(), candidate))
-        }
-        Err(error @ SourceError::OutsideRoot { .. }) => Err(error.into()),
-        found => {
-            let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-                return Err(missing(path).into());
-            };
-            let names = root.file_names(directory)?;
-            let mut candidates =
-                candidates_by_name(root, directory, &names, &|_| false).into_iter();
-            if let Some(candidate) = candidates.find(|one| OsStr::new(&one.name) == name) {
-                return Ok((directory.to_path_buf(), candidate));
-            }
-            if let Some(candidate) = find_shown(root, directory, name, &KeepRules::default())? {
-                return Ok((directory.to_path_buf(), candidate));
-            }
-            match (found, name.to_str()) {
-                (Ok(_), Some(name)) => {
-                    Ok((directory.to_path_buf(), Candidate::single(name.to_owned())))
-                }
-                _ => Err(missing(path).into()),
-            }
+/// Fails if a name beside a checkpoint cannot be shown as a link: its own link leads nowhere, or out of the source.
+fn check_beside(
+    root: &Root,
+    directory: &Path,
+    names: Vec<OsString>,
+) -> Result<Vec<OsString>, RecipeFault> {
+    for name in &names {
+        let path = directory.join(name);
+        if let Err(error) = root.metadata(&path)
+            && !error.may_pass()
+        {
+            let reason = error.to_string();
+            return Err(RecipeFault::UnreadableBeside { name: name.display().to_string(), reason });
         }
     }
+    Ok(names)
 }
 
 /// The directory of the first checkpoint.
 fn beside_directory(root: &Root, base: &Path, file: &RecipeFile) -> PathBuf {
-    let Some(first) = file.from.first() else { return base.to_path_buf() };
+    let Some(first) = file.source_paths().next() else { return base.to_path_buf() };
     let path = base.join(first.as_path());
     match root.metadata(&path) {
         Ok(metadata) if metadata.kind == FileKind::Directory => path,

@@ -1,6 +1,6 @@
 //! The recipe of a view, read from its file, and read again when the file changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,8 +56,8 @@ pub struct RecipeSnapshot {
 #[derive(Debug, Default)]
 pub struct DirectoryRecipes {
     pub files: Vec<Arc<RecipeFile>>,
-    /// Names of directories that files lie beneath.
-    pub directories: BTreeSet<OsString>,
+    /// Names of directories that files lie beneath, and these files.
+    pub directories: BTreeMap<OsString, Vec<Arc<RecipeFile>>>,
 }
 
 impl RecipeSnapshot {
@@ -74,7 +74,9 @@ impl RecipeSnapshot {
             let mut names = rest.components().map(|part| part.as_os_str().to_owned());
             match (names.next(), names.next()) {
                 (Some(_), None) => found.files.push(Arc::clone(file)),
-                (Some(name), Some(_)) => drop(found.directories.insert(name)),
+                (Some(name), Some(_)) => {
+                    found.directories.entry(name).or_default().push(Arc::clone(file));
+                }
                 _ => {}
             }
         }

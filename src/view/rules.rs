@@ -80,7 +80,7 @@ impl VirtualFilePlan {
         match &self.source {
             PlanSource::Candidate(candidate) => candidate.original_names(),
             PlanSource::Recipe(plan) => {
-                plan.file.from.iter().map(|from| from.as_str().to_owned()).collect()
+                plan.file.source_paths().map(|from| from.as_str().to_owned()).collect()
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::threads::lock;
 use crate::virtual_file::{Digest, VirtualFile};
 
 use super::context::ViewContext;
-use super::error::ViewError;
+use super::error::{Refusal, ViewError};
 use super::rules::{PlanSource, VirtualFilePlan};
 use super::virtual_index;
 
@@ -31,6 +31,8 @@ pub struct VirtualFileSummary {
     tensors: usize,
     format: Format,
     notes: Vec<String>,
+    /// Why it is not a newer version.
+    withheld: Option<Arc<Refusal>>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
     virtual_file: Mutex<Weak<VirtualFile>>,
@@ -62,7 +64,7 @@ impl VirtualFileSummary {
         plan: &VirtualFilePlan,
         is_settled: bool,
     ) -> Result<VirtualFileSummary, ViewError> {
-        let mut checkpoint = parse(context, directory, plan, &context.options.parse)?;
+        let (mut checkpoint, withheld) = parse(context, directory, plan, &context.options.parse)?;
         let mut notes = std::mem::take(&mut checkpoint.obvious_choices);
         notes.append(&mut checkpoint.notes);
         notes.extend(checkpoint.refused.iter().map(|entry| format!("left out: {entry}")));
@@ -92,6 +94,8 @@ impl VirtualFileSummary {
             tensors: file.tensors().len(),
             format,
             notes,
+            withheld: withheld
+                .map(|error| Arc::new(Refusal::new(plan.original_names(), &error.into()))),
             is_settled,
             virtual_file: Mutex::new(Arc::downgrade(&file)),
         })
@@ -110,6 +114,11 @@ impl VirtualFileSummary {
         &self.notes
     }
 
+    /// Why it is not a newer version of its chain.
+    pub fn withheld(&self) -> Option<&Arc<Refusal>> {
+        self.withheld.as_ref()
+    }
+
     /// The virtual file: that which is open, a cached one, or one that is read again.
     fn virtual_file(&self, context: &ViewContext) -> Result<Arc<VirtualFile>, ViewError> {
         let known = || {
@@ -119,7 +128,7 @@ impl VirtualFileSummary {
         if let Some(file) = self.is_settled.then(known).flatten() {
             return Ok(file);
         }
-        let checkpoint = parse(context, &self.directory, &self.plan, &self.options)?;
+        let (checkpoint, _) = parse(context, &self.directory, &self.plan, &self.options)?;
         let file = Arc::new(VirtualFile::new(checkpoint)?);
         if file.identity() != self.identity {
             let path = context.root.shown_path(&self.source());
@@ -147,12 +156,15 @@ fn parse(
     directory: &Path,
     plan: &VirtualFilePlan,
     options: &ParseOptions,
-) -> Result<Checkpoint, ViewError> {
+) -> Result<(Checkpoint, Option<CheckpointError>), ViewError> {
     let parse = |options: &ParseOptions| match &plan.source {
         PlanSource::Candidate(candidate) => {
-            Ok(checkpoint::open_candidate(&context.root, directory, candidate, options)?)
+            Ok((checkpoint::open_candidate(&context.root, directory, candidate, options)?, None))
         }
-        PlanSource::Recipe(recipe) => recipe.open(&context.root, &context.base, options),
+        PlanSource::Recipe(recipe) => {
+            let opened = recipe.open(&context.root, &context.base, options)?;
+            Ok((opened.checkpoint, opened.withheld))
+        }
     };
     match parse(options) {
         // Of a directory, the key is for those checkpoints that have it.
@@ -160,9 +172,9 @@ fn parse(
             error: SelectError::NoSuchKey { key, .. },
             ..
         })) if context.target.is_none() => {
-            let mut checkpoint = parse(&options.without_root_key())?;
+            let (mut checkpoint, withheld) = parse(&options.without_root_key())?;
             checkpoint.notes.push(format!("has no `{key}`: shown by the default rules instead"));
-            Ok(checkpoint)
+            Ok((checkpoint, withheld))
         }
         parsed => parsed,
     }

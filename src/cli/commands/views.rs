@@ -56,7 +56,7 @@ pub fn run(args: &ViewsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 fn check(view: &View, file: &RecipeFile) -> CheckedView {
     let mut checked = CheckedView {
         path: file.path.as_str().to_owned(),
-        from: file.from.iter().map(RelativePath::as_str).map(str::to_owned).collect(),
+        from: file.source_paths().map(RelativePath::as_str).map(str::to_owned).collect(),
         dtypes: BTreeMap::new(),
         tensors: 0,
         bytes: 0,
@@ -83,8 +83,11 @@ fn open(
     notes: &mut Vec<String>,
 ) -> Result<Arc<VirtualFile>, (String, String)> {
     let directory = file.path.directory();
-    let looked_up = view.lookup(&directory, file.path.name().as_ref());
     let text = |error: crate::view::ViewError| (error.to_string(), error.remedy().into_owned());
+    if let Some(error) = view.misplaced_recipe(file) {
+        return Err(text(error));
+    }
+    let looked_up = view.lookup(&directory, file.path.name().as_ref());
     if let Some(ViewEntry::VirtualFile(shown)) = looked_up.map_err(text)? {
         notes.extend(shown.notes().iter().cloned());
         return view.virtual_file(&shown).map_err(text);

@@ -83,7 +83,7 @@ pub fn cast_tensors(
         }
     }
     for (rule, is_matched) in rules.iter().zip(is_matched) {
-        check_matched(rule, is_matched, rule.optional, &tensors)?;
+        check_matched(rule, &rule.tensors, is_matched, rule.optional, &tensors)?;
     }
     Ok(tensors)
 }

@@ -3,9 +3,12 @@
 mod cast;
 mod rename;
 mod select;
+mod similar_name;
 mod slice;
 mod split;
 mod stack;
+
+use std::fmt;
 
 use regex::Captures;
 
@@ -17,13 +20,15 @@ use super::template::Template;
 pub use cast::{CastRule, cast_tensors};
 pub use rename::{RenameRule, rename_tensors};
 pub use select::NameSelection;
+use similar_name::find_similar;
 pub use slice::{SliceRule, slice_tensors};
 pub use split::{SplitRule, split_tensors};
 pub use stack::{StackRule, stack_tensors};
 
 /// Fails if a rule that must match something matched nothing.
 fn check_matched(
-    rule: impl std::fmt::Display,
+    rule: impl fmt::Display,
+    pattern: impl fmt::Display,
     is_matched: bool,
     optional: bool,
     tensors: &[Tensor],
@@ -31,7 +36,7 @@ fn check_matched(
     if is_matched || optional {
         return Ok(());
     }
-    let similar = tensors.first().map(|tensor| tensor.name.to_string());
+    let similar = find_similar(&pattern.to_string(), tensors.iter().map(|tensor| &*tensor.name));
     Err(StepError::new(rule, StepFault::MatchesNothing { similar }))
 }
 
@@ -53,6 +58,10 @@ fn check_name(name: &str, tensor: &str) -> Result<(), StepFault> {
     let reason = match name {
         "" => "it would be empty",
         RESERVED_NAME => "`__metadata__` is reserved for metadata",
+        // A name of the source may have some, and keeps them.
+        _ if name.contains(char::is_control) && !tensor.contains(char::is_control) => {
+            "it would have a control character"
+        }
         _ => return Ok(()),
     };
     Err(StepFault::Name { tensor: tensor.to_owned(), reason })

@@ -81,7 +81,7 @@ pub fn rename_tensors(rules: &[RenameRule], tensors: &mut [Tensor]) -> Result<()
                 return Err(StepError::new(rule, fault));
             }
         }
-        check_matched(rule, is_matched, rule.optional, tensors)?;
+        check_matched(rule, &rule.pattern, is_matched, rule.optional, tensors)?;
     }
     let renamed: Vec<(&mut Tensor, &String)> = tensors
         .iter_mut()

@@ -89,7 +89,12 @@ impl fmt::Display for SliceRule {
 
 fn parse_part(text: &str) -> Option<AxisPart> {
     let (number, parts) = text.split_once('/')?;
-    let (number, parts) = (number.trim().parse().ok()?, parts.trim().parse().ok()?);
+    // A parser of numbers would take a sign.
+    let parse = |text: &str| {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u64>().ok().filter(|_| is_number)
+    };
+    let (number, parts) = (parse(number)?, parse(parts)?);
     (1..=parts).contains(&number).then_some(AxisPart::Chunk { number, parts })
 }
 
@@ -101,7 +106,7 @@ pub fn slice_tensors(rules: &[SliceRule], tensors: &mut [Tensor]) -> Result<(), 
             is_matched = true;
             *tensor = slice_tensor(rule, tensor).map_err(|fault| StepError::new(rule, fault))?;
         }
-        check_matched(rule, is_matched, rule.optional, tensors)?;
+        check_matched(rule, &rule.tensors, is_matched, rule.optional, tensors)?;
     }
     Ok(())
 }

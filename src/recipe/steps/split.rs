@@ -21,7 +21,7 @@ pub struct SplitRule {
     template: Template,
 }
 
-/// A split as a recipe has it.
+/// A split as written in a recipe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SplitForm {
@@ -92,6 +92,10 @@ pub fn split_tensors(
             is_matched = true;
             let axis = resolve_axis(rule.form.dim, tensor).map_err(fail)?;
             let count = tensor.shape[axis];
+            if count == 0 {
+                let (tensor, axis) = (tensor.name.to_string(), rule.form.dim);
+                return Err(fail(StepFault::NoSteps { tensor, axis }));
+            }
             if count > (MAX_TENSOR_COUNT - split.len().min(MAX_TENSOR_COUNT)) as u64 {
                 return Err(fail(StepFault::TooManyTensors { limit: MAX_TENSOR_COUNT }));
             }
@@ -108,7 +112,7 @@ pub fn split_tensors(
                 split.push(Tensor { name: name.as_str().into(), ..part });
             }
         }
-        check_matched(rule, is_matched, rule.form.optional, &tensors)?;
+        check_matched(rule, &rule.pattern, is_matched, rule.form.optional, &tensors)?;
         tensors = split;
     }
     Ok(tensors)

@@ -22,7 +22,7 @@ pub struct StackRule {
     template: Template,
 }
 
-/// A stack as a recipe has it.
+/// A stack as written in a recipe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StackForm {
@@ -80,7 +80,7 @@ pub fn stack_tensors(
                 return Err(fail(StepFault::SameNumber { stack, number, first, second }));
             }
         }
-        check_matched(rule, !stacks.is_empty(), rule.form.optional, &tensors)?;
+        check_matched(rule, &rule.pattern, !stacks.is_empty(), rule.form.optional, &tensors)?;
         let mut places: Vec<Option<Tensor>> = tensors.into_iter().map(Some).collect();
         for (stack, members) in stacks {
             if let Some((missing, _)) =
