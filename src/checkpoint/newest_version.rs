@@ -170,7 +170,7 @@ fn folder_of_versions(base: &Path) -> PathBuf {
 
 /// The folders of all versions from the one after a base to the last that lies beside it.
 fn folders_beside(root: &Root, base: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let (parent, first) = (folder_of_versions(base), version_of_folder(base) + 1);
+    let (parent, first) = (folder_of_versions(base), version_of_folder(base).saturating_add(1));
     let entries = root.entries(&parent)?;
     let numbers = entries.iter().filter_map(|entry| parse_version_name(entry.name.to_str()?));
     let Some(last) = numbers.filter(|&version| version >= first).max() else {

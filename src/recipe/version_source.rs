@@ -77,8 +77,8 @@ fn check_order(base: &RelativePath, deltas: &[RelativePath]) -> Result<(), Strin
             base.as_str()
         ));
     }
-    let expected = base_version.saturating_add(1)..;
-    for (delta, expected) in deltas.iter().zip(expected) {
+    for (n, delta) in (1..).zip(deltas) {
+        let expected = base_version.saturating_add(n);
         if delta.directory() != first.directory() {
             let (delta, first) = (delta.as_str(), first.as_str());
             return Err(format!("`{delta}` does not lie beside `{first}`, as versions do"));

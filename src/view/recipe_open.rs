@@ -47,7 +47,7 @@ pub fn open_recipe(
     let mut withheld = None;
     let (first, others) = match &file.versions {
         Some(versions) => {
-            let paths = VersionPaths::new(base, versions);
+            let paths = VersionPaths::new(root, base, versions);
             let newest =
                 checkpoint::open_newest(root, paths.versions(), options, &|| open(&versions.base))?;
             withheld = newest.withheld;
@@ -85,11 +85,13 @@ struct VersionPaths {
 }
 
 impl VersionPaths {
-    /// `base` is the path from the root to the view.
-    fn new(base: &Path, versions: &VersionSource) -> VersionPaths {
+    /// `base` is the path from the root to the view. A link to a version stands for that version.
+    fn new(root: &Root, base: &Path, versions: &VersionSource) -> VersionPaths {
         let deltas = versions.delta_paths();
         let deltas = deltas.map(|paths| paths.iter().map(|path| base.join(path)).collect());
-        VersionPaths { base: base.join(versions.base.as_path()), deltas }
+        let base = base.join(versions.base.as_path());
+        let base = root.resolve_by_name(&base).map_or(base, |resolved| resolved.path);
+        VersionPaths { base, deltas }
     }
 
     fn versions(&self) -> DeltaVersions<'_> {
@@ -112,7 +114,7 @@ pub fn watched_sources(root: &Arc<Root>, base: &Path, file: &RecipeFile) -> Vec<
         }
     }
     if let Some(versions) = &file.versions {
-        let paths = VersionPaths::new(base, versions);
+        let paths = VersionPaths::new(root, base, versions);
         watched.extend(checkpoint::newest_version_paths(root, paths.versions()));
     }
     watched

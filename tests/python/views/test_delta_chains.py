@@ -109,7 +109,7 @@ def test_a_list_of_versions_ends_where_it_says_and_steps_apply_to_it(ckptfs, tmp
 
 
 @pytest.mark.parametrize("deltas", ['"auto"', f'["{name_of(1)}", "{name_of(2)}"]'])
-def test_a_base_of_another_name_is_version_0(ckptfs, tmp_path, deltas):
+def test_a_base_of_another_name_is_version_0(ckptfs, tmp_path, mounts, deltas):
     run = tmp_path / "run"
     states = write_run(run, 2, first=0)
     (run / "hf").mkdir()
@@ -117,9 +117,36 @@ def test_a_base_of_another_name_is_version_0(ckptfs, tmp_path, deltas):
     (run / "hf/config.json").write_text("{}")
     recipe = write_recipe(tmp_path, base="hf", deltas=deltas)
     check_same(load_original(ckptfs.export(run / "latest", tmp_path / "x.safetensors", "--views", recipe)), states[2])
+    mount = mounts(run, "--views", recipe)
+    check_same(load_file(mount / "latest", backend="pread"), states[2])
+    assert not package.last_report().fallbacks
+    # Over the folder itself, the daemon must not ask its own mount.
+    with package.mount(run, run, views=recipe) as over:
+        check_same(load_original(over / "latest/model.safetensors"), states[2])
     shutil.rmtree(run / name_of(1))
     shutil.rmtree(run / name_of(2))
     check_same(load_original(ckptfs.export(run / "latest", tmp_path / "y.safetensors", "--views", recipe)), states[0])
+
+
+def test_a_link_to_a_version_is_that_version_as_a_base(ckptfs, tmp_path):
+    run = tmp_path / "run"
+    states = write_run(run, 4)
+    (run / "stable").symlink_to(name_of(2))
+    recipe = write_recipe(tmp_path, base="stable")
+    check_same(load_original(ckptfs.export(run / "latest", tmp_path / "x.safetensors", "--views", recipe)), states[4])
+    for version in (3, 4):
+        shutil.rmtree(run / name_of(version))
+    check_same(load_original(ckptfs.export(run / "latest", tmp_path / "y.safetensors", "--views", recipe)), states[2])
+
+
+def test_versions_of_any_number_are_no_trouble(ckptfs, tmp_path):
+    run = tmp_path / "run"
+    write_whole(run, 1, state_of(1))
+    (run / f"weight_v{2**64 - 1}").mkdir()
+    recipe = write_recipe(tmp_path)
+    assert ckptfs("views", "check", recipe, run).code == 0
+    recipe.write_text(RECIPE.format(f"weight_v{2**64 - 1}", '"auto"'))
+    assert ckptfs("views", "check", recipe, run).code == REFUSED
 
 
 def test_a_new_version_takes_the_place_of_the_last(tmp_path, mounts):
