@@ -50,7 +50,7 @@ pub struct RecipeFile {
 
 /// A file as written in a recipe.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table with `path` and `from`")]
 struct RecipeFileForm {
     path: RelativePath,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -319,6 +319,7 @@ config = { dtype = "bfloat16" }
         };
         for (text, expected) in [
             ("[[file]]\npath = 3\n".to_owned(), "line 2"),
+            ("file = [3]\n".to_owned(), "expected a table with `path`"),
             (file("casts = []"), "line 4"),
             (file("cast = [{ tensors = \"*\", to = \"float99\" }]"), "`float99` is no type"),
             (file("rename = [{ match = '(', to = '' }]"), "line 4"),
