@@ -3,36 +3,10 @@
 import torch
 from safetensors.torch import load_file, save_file
 
+from casts import FLOAT8S, FLOATS, INTEGERS, NANS
 from program import REFUSED
 
-FLOATS = ["float64", "float32", "float16", "bfloat16"]
-FLOAT8S = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-# Integers, and the types that hold each of their values.
-INTEGERS = {
-    "bool": "uint8 int8 int16 uint16 int32 uint32 int64 uint64 float64 float32 float16 bfloat16 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz",
-    "uint8": "int16 uint16 int32 uint32 int64 uint64 float64 float32 float16 bfloat16",
-    "int8": "int16 int32 int64 float64 float32 float16 bfloat16",
-    "uint16": "int32 uint32 int64 uint64 float64 float32",
-    "int16": "int32 int64 float64 float32",
-    "uint32": "int64 uint64 float64",
-    "int32": "int64 float64",
-}
-
-# The NaN of each type, as docs/views.md has them.
-NANS = {
-    "float64": 0x7FF8000000000000,
-    "float32": 0x7FC00000,
-    "float16": 0x7E00,
-    "bfloat16": 0x7FC0,
-    "float8_e4m3fn": 0x7F,
-    "float8_e5m2": 0x7F,
-    "float8_e4m3fnuz": 0x80,
-    "float8_e5m2fnuz": 0x80,
-    "float8_e8m0fnu": 0xFF,
-}
 
 
 def all_values(name):
