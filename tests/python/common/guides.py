@@ -11,9 +11,11 @@ import sys
 from program import REPOSITORY
 
 
-def blocks(guide, language="python"):
-    """The text of every ```language block of a guide, in order."""
+def blocks(guide, language="python", section=None):
+    """The text of every ```language block of a guide, or of its section of this heading, in order."""
     text = (REPOSITORY / "docs" / guide).read_text()
+    if section:
+        text = re.split(r"^## ", text.split(f"\n## {section}\n")[1], flags=re.MULTILINE)[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
