@@ -95,6 +95,7 @@ def test_a_diffusion_model_loads_by_renamed_keys(shown, source, tmp_path):
     trained |= {f"model_ema.{name}": tensor + 1 for name, tensor in state.items()}
     torch.save({"state_dict": trained, "global_step": 7}, source / "trained.ckpt")
     point = shown(SINGLE_FILE)
+    assert load_file(point / "sd/model.safetensors").keys() == state.keys()
     load = StableDiffusionPipeline.from_single_file
     pipeline, _ = loaded(load, point / "sd/model.safetensors", config=str(tmp_path / "configs"))
     check_same_pipeline(pipeline, made)
@@ -102,9 +103,10 @@ def test_a_diffusion_model_loads_by_renamed_keys(shown, source, tmp_path):
 
 @pytest.mark.parametrize("prefix", ["transformer", "diffusion_model"])
 def test_peft_loads_a_lora_of_another_prefix(shown, source, tmp_path, prefix):
+    base = models.llama()
+    # Other weights than those of an adapter that is made when it is loaded.
     torch.manual_seed(3)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = get_peft_model(models.llama(), config)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     model.save_pretrained(tmp_path / "saved")
     saved = load_file(tmp_path / "saved/adapter_model.safetensors", backend="pread")
     assert all(name.startswith("base_model.model.") for name in saved)
