@@ -114,13 +114,14 @@ class Daemon:
 
 
 @contextmanager
-def mounted(source, point, remembered=None):
+def mounted(source, point, remembered=None, views=None):
     """A mount by a daemon of its own, which has ended when this has. It reads and writes access traces in the folder
-    `remembered`; without one it has none."""
+    `remembered`; without one it has none. `views` is a recipe."""
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {"XDG_CACHE_HOME": str(remembered or cache)}
         start = time.perf_counter()
-        subprocess.run([CKPTFS, "mount", source, point], check=True, env=env)
+        options = ["--views", views] if views else []
+        subprocess.run([CKPTFS, "mount", *options, source, point], check=True, env=env)
         seconds = time.perf_counter() - start
         try:
             listed = json.loads(subprocess.run([CKPTFS, "status", "--json"], check=True, capture_output=True).stdout)

@@ -20,12 +20,13 @@ def in_process(function, **arguments):
         raise SystemExit(f"failed: {function.__name__}: {last['fault']}")
 
 
-def llama(_, folder, size):
-    """A Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0."""
+def llama(_, folder, size, dtype="bfloat16"):
+    """A Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0. In fp32 it has 4.4 GB."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.set_default_dtype(torch.bfloat16)
+    dtype = getattr(torch, dtype)
+    torch.set_default_dtype(dtype)
     if size := float(size):
         config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=max(1, round(22 * size)),
                              num_attention_heads=32, num_key_value_heads=4, vocab_size=32000)  # fmt: skip
@@ -33,7 +34,7 @@ def llama(_, folder, size):
         config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
                              num_key_value_heads=2, vocab_size=100)  # fmt: skip
     model = LlamaForCausalLM(config)
-    model.save_pretrained(folder, max_shard_size=model.num_parameters() * 2 * 3 // 11)
+    model.save_pretrained(folder, max_shard_size=model.num_parameters() * dtype.itemsize * 3 // 11)
 
 
 def unet(_, folder, size):

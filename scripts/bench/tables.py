@@ -25,6 +25,10 @@ def milliseconds_more(row, rows):
     return [(run["enabled"] - run["plain"]) * 1000 for run in row["runs"]]
 
 
+def seconds_more(row, rows):
+    return [run["view"] - run["plain"] for run in row["runs"]]
+
+
 def is_ours(row):
     return row["row"][0].startswith("ckptfs")
 
@@ -182,6 +186,32 @@ TABLES = {
         label("`load_file` of a version"), median("seconds", "ours"),
         median("copied, patched and loaded, seconds", "other"),
         spreads("ratio: median (least to most)", ratios("ours", "other")),
+    )),
+    "views-casts": PageTable("views", (
+        label("`VirtualFileReader::read_at`, source cached, one thread"), median("seconds", "cast", 3),
+        median("`memcpy` of as many bytes, seconds", "memcpy", 3),
+        spreads("speed: median (least to most)", ratios("memcpy", "cast")), ("target", lambda row, rows: "0.5"),
+    )),
+    "views-loads": PageTable("views", (
+        label("a bf16 view of 4.4 GB of fp32"), median("seconds", "seconds"),
+        median("the files with `dtype=torch.bfloat16`, seconds", "other seconds"),
+        spreads("ratio: median (least to most)", ratios("seconds", "other seconds")), ("target", lambda row, rows: "0.9"),
+        median("peak GB", "peak", 2, 1e-9), median("of the daemon", "daemon", 2, 1e-9),
+        median("of the files", "other peak", 2, 1e-9),
+    )),
+    "views-renames": PageTable("views", (
+        label("`cat` of 4.4 GB with other names, cold"), median("view, seconds", "view"),
+        median("own names, seconds", "plain"), spreads("ratio: median (least to most)", ratios("view", "plain")),
+        promise("target", {"time": "1.11", "the daemon's processor time": "1.03"}),
+    )),
+    "views-slices": PageTable("views", (
+        label("a view, read cold"), median("MB", "view", 0, 1e-6), median("MB read from the disk", "read", 0, 1e-6),
+        spreads("ratio: median (least to most)", ratios("read", "view"), 3), ("target", lambda row, rows: "1.05"),
+    )),
+    "views-names": PageTable("views", (
+        label("mount and first byte, all names changed by one regular expression"), median("seconds", "view", 3),
+        median("own names, seconds", "plain", 3), spreads("seconds more: median (least to most)", seconds_more, 3),
+        ("target", lambda row, rows: "0.3"),
     )),
     "remote": PageTable("remote", (
         label("a model of 2.2 GB in a store"), label("beside", place=1), median("seconds", "seconds"),
