@@ -27,6 +27,9 @@ use trace_store::{TraceHandle, TraceStore};
 /// Smaller tensors are read several at once: which comes next says little.
 const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;
 
+/// Tensors looked at, from one on, for those that were touched and not read.
+const MAX_SCANNED_TENSORS: usize = 4096;
+
 /// What is known of how an open virtual file is read.
 pub struct Prefetcher {
     file: Arc<VirtualFile>,
@@ -138,7 +141,35 @@ impl Prefetcher {
                 self.push_undelivered(&mut ranges, &around, u64::MAX, request);
             }
         }
+        if step.resumes_tensor && self.predicts_touches {
+            self.push_touched_tensors(&mut ranges, request, memory_limit);
+        }
         ranges
+    }
+
+    /// Adds the rest of the tensors that were touched, from that of the request on. A loader that came back to one
+    /// reads the others soon, and each would cost it the wait for a request.
+    fn push_touched_tensors(
+        &self,
+        ranges: &mut Vec<Range<u64>>,
+        request: &Range<u64>,
+        memory_limit: u64,
+    ) {
+        let Some(first) = self.file.tensor_at(request.start) else { return };
+        let mut room = self.max_window(memory_limit);
+        for index in (first..self.file.tensors().len()).take(MAX_SCANNED_TENSORS) {
+            let tensor = self.file.tensor_range(index);
+            let undelivered = lock(&self.delivered).undelivered(&tensor);
+            if undelivered.first().is_none_or(|rest| rest.start == tensor.start) {
+                continue;
+            }
+            self.push_undelivered(ranges, &tensor, room, request);
+            let bytes: u64 = undelivered.iter().map(|rest| rest.end - rest.start).sum();
+            room = room.saturating_sub(bytes);
+            if room == 0 {
+                return;
+            }
+        }
     }
 
     /// The tensors that will probably be read after one, and how much of each to fetch.
@@ -200,5 +231,61 @@ impl Prefetcher {
     fn contains_tensor_start(&self, range: &Range<u64>) -> bool {
         let last = self.file.tensor_at(range.end - 1);
         last.is_some_and(|index| self.file.tensor_range(index).start >= range.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::checkpoint::{ParseOptions, parse_bytes};
+
+    const MIB: u64 = 1 << 20;
+    const LIMIT_BYTES: u64 = 1 << 30;
+
+    /// Eight tensors of 8 MiB.
+    fn file() -> Arc<VirtualFile> {
+        let tensor = |n: u64| {
+            let (start, end) = (n * 8 * MIB, (n + 1) * 8 * MIB);
+            format!(r#""{n}":{{"dtype":"U8","shape":[8388608],"data_offsets":[{start},{end}]}}"#)
+        };
+        let header = format!("{{{}}}", (0..8).map(tensor).collect::<Vec<_>>().join(","));
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + 64 * MIB as usize, 0);
+        let checkpoint = parse_bytes(&bytes, Path::new("x.safetensors"), &ParseOptions::default());
+        Arc::new(VirtualFile::new(checkpoint.unwrap()).unwrap())
+    }
+
+    /// What is fetched after a page of each of the first four tensors was touched, and one in the middle of the first.
+    fn fetched_after_touches(predicts_touches: bool) -> (Arc<VirtualFile>, Vec<Range<u64>>) {
+        let file = file();
+        let readahead = PreferredReadahead { first: 8 * MIB, max: 256 * MIB, predicts_touches };
+        let prefetcher = Prefetcher::new(&file, None, readahead);
+        for n in 0..4 {
+            let start = file.tensor_range(n).start;
+            prefetcher.advance(&(start..start + 4096), LIMIT_BYTES);
+        }
+        let middle = file.tensor_range(0).start + 2 * MIB;
+        let request = middle..middle + 4096;
+        let step = prefetcher.advance(&request, LIMIT_BYTES);
+        let ranges = prefetcher.upcoming(&request, step, LIMIT_BYTES);
+        (file, ranges)
+    }
+
+    #[test]
+    fn a_reader_that_comes_back_to_a_touched_tensor_gets_the_rest_of_them_all() {
+        let (file, ranges) = fetched_after_touches(true);
+        let in_tensor = |n| {
+            let tensor = file.tensor_range(n);
+            let within = |range: &Range<u64>| {
+                range.end.min(tensor.end).saturating_sub(range.start.max(tensor.start))
+            };
+            ranges.iter().map(within).sum::<u64>()
+        };
+        assert!((0..4).all(|n| in_tensor(n) >= 8 * MIB - 2 * 4096), "{ranges:?}");
+        assert!((4..8).all(|n| in_tensor(n) == 0), "{ranges:?}");
+        assert_eq!(fetched_after_touches(false).1, []);
     }
 }

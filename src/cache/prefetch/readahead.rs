@@ -77,6 +77,8 @@ pub struct StreamStep {
     pub enters_tensor: bool,
     /// The reader has begun elsewhere, and may do no more than to touch a page there.
     pub is_touch: bool,
+    /// The reader has come back to the rest of a tensor that was touched before.
+    pub resumes_tensor: bool,
 }
 
 /// What a stream stops at.
@@ -165,6 +167,7 @@ impl Readahead {
             None => (self.start_stream(range, bounds, delivered), true),
         };
         let is_touching = self.is_touching();
+        let resumes_tensor = is_random && is_rest_of_touched(range, bounds, delivered);
         let is_alive = |stream: &&ReadStream| {
             stream.window > 0 && stream.last_read + STREAM_EXPIRY_READS > now
         };
@@ -180,7 +183,8 @@ impl Readahead {
                 stream.advance(range, delivered, windows, bounds.file_end)
             }
         };
-        StreamStep { prefetch, enters_tensor, is_touch: is_random && is_touching }
+        let is_touch = is_random && is_touching && !resumes_tensor;
+        StreamStep { prefetch, enters_tensor, is_touch, resumes_tensor }
     }
 
     /// Whether readers only touch pages, as far as is known.
@@ -311,6 +315,21 @@ impl ReadStream {
         }
         enters
     }
+}
+
+/// Whether a read is of the rest of a tensor whose beginning was delivered. What the kernel reads around the first page of
+/// the next tensor is not.
+fn is_rest_of_touched(
+    range: &Range<u64>,
+    bounds: &ReadBounds,
+    delivered: &DeliveredRanges,
+) -> bool {
+    let Some(tensor) = &bounds.tensor else { return false };
+    let is_delivered = |at| delivered.next_undelivered(at) > at;
+    let is_far_from_next = range.start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end;
+    range.start > tensor.start
+        && is_delivered(tensor.start)
+        && (is_far_from_next || is_delivered(tensor.end))
 }
 
 /// Two delivered ranges are merged over a smaller gap: it is not worth fetching.

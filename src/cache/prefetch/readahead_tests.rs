@@ -103,6 +103,33 @@ fn small_scattered_reads_are_no_stream() {
 }
 
 #[test]
+fn a_reader_that_comes_back_to_a_touched_tensor_is_noticed() {
+    let tensor = 100 * MIB..110 * MIB;
+    let resumes = |at: u64, delivered: &[Range<u64>]| {
+        let mut known = DeliveredRanges::default();
+        delivered.iter().for_each(|range| known.record(range));
+        let bounds = ReadBounds { tensor: Some(tensor.clone()), file_end: MAX_TOTAL_BYTES };
+        let range = at..at + STEP_BYTES;
+        let (_, step) = read_with(
+            &mut Readahead::new(MIB),
+            &range,
+            bounds,
+            &known,
+            MAX_WINDOW_BYTES,
+            MAX_TOTAL_BYTES,
+        );
+        step.resumes_tensor
+    };
+    let start = 98 * MIB..102 * MIB;
+    assert!(resumes(102 * MIB, &[start.clone()]));
+    assert!(!resumes(102 * MIB, &[]));
+    assert!(!resumes(tensor.start, &[]));
+    // So near the end it may be what the kernel reads around the first page of the next tensor, unless that was read.
+    assert!(!resumes(108 * MIB, &[start.clone()]));
+    assert!(resumes(108 * MIB, &[start, 110 * MIB..114 * MIB]));
+}
+
+#[test]
 fn interleaved_streams_are_told_apart_and_share_the_memory() {
     let mut readahead = Readahead::new(MIB);
     let mut fetched = [0; MAX_STREAMS];
