@@ -1,7 +1,7 @@
-//! Casts of a cached file as `VirtualFileReader::read_at` reads it, beside `memcpy` of as many bytes, in turn.
+//! Times casts of a cached file by `VirtualFileReader::read_at`, in turn with `memcpy` of as many bytes.
 //!
-//! A cast of fp32 to bf16 reads two bytes for each that it writes. `memcpy` reads and writes as many bytes in all, on
-//! one thread too, in requests of the same number. Prints the seconds of each run as JSON; RUNS is their number.
+//! A cast of fp32 to bf16 reads two bytes for each byte that it writes. `memcpy` reads and writes as many bytes in all,
+//! on one thread and in as many requests. RUNS is the number of runs. Prints the seconds of each as JSON.
 
 #![allow(clippy::unwrap_used)] // A failure here ends the run and is printed.
 
@@ -16,11 +16,11 @@ use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// The number of values, in tensors of the size of a layer's.
+/// The number of values of the model. Each tensor has as many as one of a layer.
 const VALUE_COUNT: usize = 64 << 20;
 const TENSOR_COUNT: usize = 16;
 
-/// Requests of 1 MiB of bf16 values.
+/// The number of requests of a run. Each is for 1 MiB of bf16, or 2 MiB of fp32.
 const REQUEST_COUNT: usize = 128;
 
 fn write_model(path: &Path, dtype: Dtype, value_bytes: usize) {
@@ -81,7 +81,7 @@ fn main() {
         for run in 0..=runs {
             let cast = time_reads(&reader, &file, &mut memory);
             let copied = time_copies(&from, &mut copy);
-            // The first brings the file into the page cache.
+            // The first run populates the page cache.
             if run > 0 {
                 cast_seconds.push(cast);
                 copy_seconds.push(copied);

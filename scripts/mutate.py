@@ -73,15 +73,15 @@ def unblock():
 
 def run(command, seconds, output):
     """The exit status of a command in the copy; `None` if it was killed after so many seconds."""
-    # Other crates are built once for the copy and for all else.
+    # The copy shares the compiled dependencies of other builds.
     environment = os.environ | {"CARGO_TARGET_DIR": str(REPOSITORY / "target"), "PYTHONPATH": str(PACKAGE)}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
     if command[0] == "python":
-        # A fork of one process, which has torch on the stubs.
+        # Tests run in forks of one process, which has imported torch on the stubs of CUDA.
         environment |= cuda_stubs.libraries()
         command = preloaded.command(*command[1:], **cuda_stubs.libraries())
     with open(output, "ab") as out:
-        # A signal to end waits until the process can be ended.
+        # These signals are blocked until there is a process to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         process = subprocess.Popen(command, cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=out,
                                    stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=unblock)  # fmt: skip

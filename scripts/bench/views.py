@@ -1,4 +1,4 @@
-"""What a view costs: casts, renames and slices, each beside the same without it or beside what it replaces.
+"""Measures what a view costs: casts, renames and slices, each beside the same files without it, or what it replaces.
 
 Arguments name the cases to measure. SIZE is the part of the model to try it out with.
 """
@@ -35,7 +35,7 @@ class Bench:
             in_process(llama, folder=self.tiny, size=0, dtype="float32")
 
     def mounted(self, steps=None, name="llama", **more):
-        """A mount of the models. With steps it shows them in the folder `view` too."""
+        """A mount of the models. With steps, the folder `view` shows the model `name` with them."""
         if steps is None:
             return self.machine.mounted(self.models)
         recipe = self.machine.folder / "views.toml"
@@ -103,7 +103,7 @@ def measure_renames(bench):
         machine.cold()
         path = bench.view if side == "view" else machine.point / "llama" / VIRTUAL_FILE
         with bench.mounted(steps if side == "view" else None) as daemon:
-            # The files are found and parsed before.
+            # To find and parse the files is not measured.
             first_byte(path)
             machine.ready()
             before = daemon.cpu
@@ -138,7 +138,7 @@ def measure_slices(bench):
 
 
 def measure_names(bench):
-    """A mount and the first byte of many tensors, all of them renamed, and by their own names."""
+    """The time to mount many tensors and read the first byte, with all of them renamed, and by their own names."""
     machine, many = bench.machine, bench.models / "many"
     in_process(many_tensors, folder=many)
     steps = {"rename": [{"match": r"^model\.language_model\.(.*)$", "to": "$1"}]}

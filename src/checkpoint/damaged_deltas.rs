@@ -1,4 +1,4 @@
-//! Deltas of which a read of this process found that they are damaged.
+//! The damaged deltas that reads of this process have found.
 //!
 //! The newest version of a chain is chosen without reading its tensors, so a damaged delta is found when a tensor is first
 //! read. From then on, chains end before it.
@@ -29,7 +29,7 @@ struct DamagedDelta {
     damage: Box<Damage>,
 }
 
-/// Remembers a damaged file of a delta. An error of another kind is none of the delta.
+/// Remembers a damaged file of a delta. Errors of other kinds do not lie in the delta, and are ignored.
 pub fn record_damage(file: FileIdentity, base: Option<FileIdentity>, error: SourceError) {
     let SourceError::Damaged { path, damage } = error else { return };
     let mut damaged = lock(&DAMAGED);

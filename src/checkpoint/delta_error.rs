@@ -31,7 +31,7 @@ pub enum DeltaError {
     /// The version before a delta is not there.
     #[error("version {version} is a delta on {}, which is not there", .folder.display())]
     MissingVersion { version: u64, folder: PathBuf },
-    /// A full version behind the deltas that follow a base.
+    /// A full version after the deltas that follow a base.
     #[error("version {version} is a full one, which does not follow the versions before it")]
     FullVersion { version: u64, folder: String },
     /// The first delta, without the model that the training began with.

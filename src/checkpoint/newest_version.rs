@@ -1,4 +1,4 @@
-//! Finds the newest version that follows a base: the deltas beside it, or those of a list, as far as they can be applied.
+//! Finds the newest version of a chain: a base, and the deltas beside it or in a list, as far as they can be applied.
 //!
 //! A delta that does not follow, cannot be parsed, or failed a checksum of this process ends the chain. The version before
 //! it is the newest one then. Tensors are not read for the choice.
@@ -107,7 +107,7 @@ pub fn newest_version_paths(root: &Arc<Root>, versions: DeltaVersions<'_>) -> Ve
     paths
 }
 
-/// Whether an error is one of a version, rather than of the machine or the store.
+/// Whether an error lies in a version, rather than in the machine or the store.
 fn is_of_version(error: &CheckpointError) -> bool {
     match error {
         CheckpointError::Source(error) => {
@@ -125,7 +125,7 @@ fn good_count(root: &Root, versions: &[FollowingVersion], path: &Path) -> usize 
     versions.iter().position(is_at_fault).unwrap_or(last)
 }
 
-/// Why the version behind the first `count` does not follow them, if there is one.
+/// Why the version after the first `count` does not follow them, if there is one.
 fn find_gap(root: &Root, found: &[FollowingVersion], count: usize) -> Option<CheckpointError> {
     let next = found.get(count)?;
     let (path, version) = (root.shown_path(&next.folder), version_of_folder(&next.folder));
@@ -146,7 +146,7 @@ fn find_gap(root: &Root, found: &[FollowingVersion], count: usize) -> Option<Che
     Some(CheckpointError::Delta { path, error: Box::new(error) })
 }
 
-/// The versions that may follow a base, in order. Of versions that are not there, only those before a later one.
+/// The versions that may follow a base, in order. Beside the base, a missing version counts only before a later one.
 fn find_versions(
     root: &Arc<Root>,
     versions: DeltaVersions<'_>,

@@ -73,7 +73,7 @@ pub enum StepFault {
     /// No tensor matches.
     #[error("matches no tensor{}", .similar.as_ref().map(|name| format!("; the most similar name is `{name}`")).unwrap_or_default())]
     MatchesNothing {
-        /// The name that has most of the rule's text.
+        /// The name most similar to the pattern of the rule.
         similar: Option<String>,
     },
     /// Every tensor of the source is left out.
@@ -82,7 +82,7 @@ pub enum StepFault {
     /// Two of the joined checkpoints have a tensor of one name.
     #[error("joins two tensors of the name `{name}`")]
     SameSourceName { name: String },
-    /// A tensor that is cut into no parts.
+    /// A split of an axis without steps.
     #[error("needs steps of axis {axis} of `{tensor}`, which has none")]
     NoSteps { tensor: String, axis: i64 },
     /// Two tensors of one name.
@@ -139,7 +139,7 @@ impl StepError {
             }
             StepFault::NothingLeft => "let `drop` match fewer tensors, or `only` more",
             StepFault::SameSourceName { .. } => {
-                "make each a file of its own under other names, or leave the tensor out with `drop`"
+                "show each checkpoint in a file of its own, or leave the tensor out with `drop`"
             }
             StepFault::SameName { .. } => "drop one of them, or rename it",
             StepFault::Name { .. } => "correct the `to` of the rule",

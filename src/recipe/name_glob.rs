@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// them.
 const MAX_PATTERN_BYTES: usize = 64 << 10;
 
-/// Maximum bytes that a thread keeps of a pattern's states while it matches. With less, matching is slower.
+/// Maximum bytes of a pattern's lazy DFA cache in each thread. A smaller cache makes matching slower.
 const MAX_MATCHER_BYTES: usize = 256 << 10;
 
 /// A glob for names of tensors or files. `*` stands for any text, dots included, `?` for one character, `[ab]` for a

@@ -17,7 +17,7 @@ pub const MAX_RULE_COUNT: usize = 1024;
 /// Maximum number of files of a recipe.
 const MAX_FILE_COUNT: usize = 1024;
 
-/// Fails if a text is longer than any recipe.
+/// Fails if a text is longer than a recipe may be.
 pub fn check_length(text: &[u8], path: &Path) -> Result<(), RecipeError> {
     if text.len() as u64 > MAX_RECIPE_BYTES {
         let path = path.to_path_buf();

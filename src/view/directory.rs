@@ -51,7 +51,7 @@ pub struct DirectoryView {
     pub recipe_directories: Box<[OsString]>,
     /// Why the recipe is refused; in the directory that the view is of.
     pub recipe_refusal: Option<Arc<Refusal>>,
-    /// Why files of the recipe are not shown that lie beneath a name which is no directory here.
+    /// Refusals of files of the recipe beneath a name that is a link or a file here.
     pub misplaced_recipes: Box<[Arc<Refusal>]>,
     /// The recipe that it was planned by.
     recipe_generation: u64,

@@ -115,12 +115,12 @@ pub enum RecipeFault {
     /// It would hide a file of the source.
     #[error("the recipe shows {shown}, and the source has a file or directory of that name")]
     HidesFile { shown: String },
-    /// It would hide a file that is shown as it is because it is refused.
+    /// It would hide a refused checkpoint, whose files are shown as they are.
     #[error(
         "the recipe shows {shown}, which would hide {hidden}, and that is refused by itself: {reason}"
     )]
     HidesRefused { shown: String, hidden: String, reason: String },
-    /// Its path leads through something else than directories.
+    /// Its path leads through a link or a file.
     #[error("the recipe shows {shown}, and {above} is {what} in the source")]
     NotADirectory { shown: String, above: String, what: &'static str },
     /// A file beside it cannot be followed.

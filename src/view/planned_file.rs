@@ -65,7 +65,7 @@ struct BuildResult {
     outcome: BuildOutcome,
     /// When unsettled files are read again although their states are equal; `None` if the files were settled.
     expires: Option<Instant>,
-    /// The damaged deltas that were known then, if it is the newest version of a chain.
+    /// The number of damaged deltas known before the build, if it is the newest version of a chain.
     damaged_count: Option<u64>,
     /// Whether their store failed. Then listings read them again, too: they wait for an outage together.
     may_pass: bool,
@@ -206,7 +206,7 @@ impl PlannedFile {
             .into_iter()
             .map(|metadata| metadata.map(|metadata| metadata.state()))
             .collect();
-        // A folder that a recipe names may be missing. Versions may have come since the plan.
+        // It is unsettled, too, if a folder that the recipe names is missing, or a version came after the plan.
         let recipe = self.plan.recipe();
         let is_current = recipe.is_none_or(|r| r.is_current(&context.root, &context.base));
         let is_settled = settled == states && is_current;

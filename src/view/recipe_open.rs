@@ -18,7 +18,7 @@ use super::single_target::find_shown;
 #[derive(Debug)]
 pub struct OpenedRecipe {
     pub checkpoint: Checkpoint,
-    /// Why it is not a newer version.
+    /// Why a newer version is not shown.
     pub withheld: Option<CheckpointError>,
 }
 
@@ -32,7 +32,7 @@ pub fn open_recipe_file(
     open_recipe(root, base, file, options).map(|opened| opened.checkpoint)
 }
 
-/// Does the same, and tells why the file is not a newer version.
+/// Like [`open_recipe_file`], with the reason why a newer version is not shown.
 pub fn open_recipe(
     root: &Arc<Root>,
     base: &Path,

@@ -66,7 +66,7 @@ impl RecipePlan {
             }
         };
         watched.extend(beside.iter().map(|name| beside_directory.join(name)).filter(|path| {
-            // A link whose target comes later.
+            // The target of a link may come later.
             root.metadata(path).is_err()
         }));
         let beside = match check_beside(root, &beside_directory, beside) {
@@ -114,7 +114,7 @@ impl RecipePlan {
         &self.watched
     }
 
-    /// Whether it watches what its checkpoints are made of by now.
+    /// Whether it watches the files of all versions that are there now.
     pub fn is_current(&self, root: &Arc<Root>, base: &Path) -> bool {
         self.file.versions.is_none()
             || self.watched.starts_with(&watched_sources(root, base, &self.file))
@@ -140,7 +140,7 @@ impl RecipePlan {
                 checkpoint::open_candidate(root, &directory, replaced, &options.without_root_key())
                     .map_err(ViewError::from)
                     .and_then(|checkpoint| Ok(VirtualFile::new(checkpoint)?));
-            // What is refused by itself is shown as it is, so that its files must not be hidden.
+            // The files of a refused checkpoint are shown as they are, and must not be hidden.
             if let Err(error) = by_itself {
                 let shown = self.file.path.as_str().to_owned();
                 let (hidden, reason) = (replaced.name.clone(), error.to_string());

@@ -31,7 +31,7 @@ pub struct VirtualFileSummary {
     tensors: usize,
     format: Format,
     notes: Vec<String>,
-    /// Why it is not a newer version.
+    /// Why a newer version is not shown.
     withheld: Option<Arc<Refusal>>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
@@ -114,7 +114,7 @@ impl VirtualFileSummary {
         &self.notes
     }
 
-    /// Why it is not a newer version of its chain.
+    /// Why a newer version of its chain is not shown.
     pub fn withheld(&self) -> Option<&Arc<Refusal>> {
         self.withheld.as_ref()
     }

@@ -3,7 +3,7 @@
 Whatever ours refuses or fails at is left to the original, which is called once, counted and logged. What it raises is
 what is raised. Thousands of files that are refused for one reason are one warning.
 
-Where only `ckptfs enable` put them in place, they take files of mounts alone. Where there is no mount, nothing else of
+Where only `ckptfs enable` put them in place, they take only files of mounts. Where there is no mount, nothing else of
 the package is imported.
 """
 
@@ -50,7 +50,7 @@ def _package():
 
 
 def import_loader_where_mounted():
-    """Imports the loader of torch if a mount is there, so that the first load does not wait for it."""
+    """Imports the loader for torch if there is a mount, so that the first load does not wait for it."""
     with contextlib.suppress(Exception):
         with open("/proc/self/mountinfo", "rb") as table:
             is_mounted = b" - fuse.ckptfs " in table.read()

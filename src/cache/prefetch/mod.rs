@@ -27,7 +27,7 @@ use trace_store::{TraceHandle, TraceStore};
 /// Smaller tensors are read several at once: which comes next says little.
 const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;
 
-/// Tensors looked at, from one on, for those that were touched and not read.
+/// Maximum number of tensors that a request scans for those that were touched and not read.
 const MAX_SCANNED_TENSORS: usize = 4096;
 
 /// What is known of how an open virtual file is read.
@@ -147,8 +147,8 @@ impl Prefetcher {
         ranges
     }
 
-    /// Adds the rest of the tensors that were touched, from that of the request on. A loader that came back to one
-    /// reads the others soon, and each would cost it the wait for a request.
+    /// Adds the rest of the touched tensors, from that of the request on. A loader that comes back to one soon reads
+    /// the others, and would wait for a request for each.
     fn push_touched_tensors(
         &self,
         ranges: &mut Vec<Range<u64>>,
@@ -258,7 +258,7 @@ mod tests {
         Arc::new(VirtualFile::new(checkpoint.unwrap()).unwrap())
     }
 
-    /// What is fetched after a page of each of the first four tensors was touched, and one in the middle of the first.
+    /// The ranges to fetch after a touch of each of the first four tensors, and a read in the middle of the first.
     fn fetched_after_touches(predicts_touches: bool) -> (Arc<VirtualFile>, Vec<Range<u64>>) {
         let file = file();
         let readahead = PreferredReadahead { first: 8 * MIB, max: 256 * MIB, predicts_touches };
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_comes_back_to_a_touched_tensor_gets_the_rest_of_them_all() {
+    fn a_reader_that_comes_back_to_a_touched_tensor_gets_the_rest_of_all_touched_ones() {
         let (file, ranges) = fetched_after_touches(true);
         let in_tensor = |n| {
             let tensor = file.tensor_range(n);

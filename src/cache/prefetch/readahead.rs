@@ -318,7 +318,7 @@ impl ReadStream {
 }
 
 /// Whether a read is of the rest of a tensor whose beginning was delivered. What the kernel reads around the first page of
-/// the next tensor is not.
+/// the next tensor does not count.
 fn is_rest_of_touched(
     range: &Range<u64>,
     bounds: &ReadBounds,

@@ -1,8 +1,8 @@
 //! Reads a tensor that deltas change.
 //!
 //! Before its first byte is served, the checksum of all its bytes after the last delta is compared. Its changes are decoded
-//! for that, and again after the patch cache evicted them. If the checksum differs, those of the deltas before it tell which
-//! delta is at fault.
+//! for that, and again after the patch cache evicted them. If the checksum differs, those of earlier deltas tell which delta
+//! is at fault.
 
 use std::sync::Arc;
 
@@ -168,8 +168,8 @@ impl PatchedReader {
         Ok((patch, if is_stated { Ok(()) } else { Err(digits) }))
     }
 
-    /// Finds a delta whose checksum fails although that of the delta before it holds. `digits` is the checksum after
-    /// the last one, which fails.
+    /// Finds a delta whose checksum fails although that of the delta before it holds. `digits` is the wrong checksum
+    /// after the last delta.
     fn find_damaged_layer(
         &self,
         digits: String,
@@ -192,7 +192,7 @@ impl PatchedReader {
         Ok(PatchDamage { origin: layer.blob.origin, reason })
     }
 
-    /// Lets chains of this process go around the delta.
+    /// Ends chains of this process before the delta from now on.
     fn record_damage(&self, damage: &PatchDamage) {
         let base = self.bytes.base.first_extent().origin;
         if let Some(delta) = self.origins.file(damage.origin) {

@@ -29,7 +29,7 @@ pub struct PatchLayer {
     pub blob: ByteRun,
     /// How they are encoded.
     pub encoding: DeltaEncoding,
-    /// The checksum of all bytes of the tensor after them.
+    /// The checksum of all bytes of the tensor after these changes.
     pub checksum: TensorChecksum,
 }
 

@@ -58,7 +58,7 @@ fn check_name(name: &str, tensor: &str) -> Result<(), StepFault> {
     let reason = match name {
         "" => "it would be empty",
         RESERVED_NAME => "`__metadata__` is reserved for metadata",
-        // A name of the source may have some, and keeps them.
+        // A name of the source may have control characters, and keeps them.
         _ if name.contains(char::is_control) && !tensor.contains(char::is_control) => {
             "it would have a control character"
         }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-/// Names that are compared: a message is worth some milliseconds.
+/// Maximum number of names that are compared: a message is worth some milliseconds.
 const MAX_COMPARED_COUNT: usize = 100_000;
 
-/// The bytes at the start of a pattern and of a name that are compared.
+/// Maximum bytes that are compared at the start of a pattern, and of a name.
 const MAX_COMPARED_BYTES: usize = 256;
 
 /// The name that has most of the pattern's runs of three letters or digits, if any has one. Of several, the first.

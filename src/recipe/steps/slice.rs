@@ -89,7 +89,7 @@ impl fmt::Display for SliceRule {
 
 fn parse_part(text: &str) -> Option<AxisPart> {
     let (number, parts) = text.split_once('/')?;
-    // A parser of numbers would take a sign.
+    // `str::parse` also takes a sign.
     let parse = |text: &str| {
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse::<u64>().ok().filter(|_| is_number)

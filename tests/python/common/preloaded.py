@@ -2,8 +2,8 @@
 
     subprocess.run(preloaded.command("-c", "import torch; ..."), env=...)
 
-is as with `sys.executable`, for programs of which neither the start of the interpreter nor the import of torch is what
-is tested. The server has imported nothing of ckptfs.
+does what `sys.executable` with these arguments does. It is for tests that check neither the interpreter's start nor the
+import of torch. The server imports nothing of ckptfs.
 
     python preloaded.py serve DESCRIPTOR
     python preloaded.py SOCKET -c CODE|-m MODULE|SCRIPT ARGUMENT...
@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 
-# In each program, the socket of the server that it was forked from.
+# The variable that names the socket of the server that a program was forked from.
 _SOCKET = "PRELOADED_SOCKET"
 
-# The exit status of a program that no server runs.
+# The exit status of a client whose server has gone.
 GONE = 70
 
 # The servers of this process, by their variables.
@@ -28,7 +28,7 @@ _servers = {}
 
 def command(*words, **variables):
     """The command that runs Python with these words in a fork of a server, which was started with these variables
-    besides the environment. Where this process is a fork of a server, that server is taken."""
+    besides the environment. A process that is a fork of a server uses that server."""
     name = os.environ.get(_SOCKET) or _server(**variables)
     return [sys.executable, "-I", "-S", __file__, name, *map(str, words)]
 
@@ -40,7 +40,7 @@ def _server(**variables):
     key = os.getpid(), *sorted(variables.items())
     if key not in _servers:
         with socket.socket(socket.AF_UNIX) as listener:
-            # Linux chooses a name that begins with a zero.
+            # Linux chooses an abstract name, which begins with a zero byte.
             listener.bind("")
             listener.listen(100)
             environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
@@ -89,7 +89,7 @@ def _receive(connection):
 
 
 def _keep(program, connection):
-    """Sends the program's status when it ends, and ends it with its process group when its client has gone."""
+    """Sends the program's status when it ends, and kills its process group when its client has gone."""
     os.closerange(0, 3)
     ended = os.pidfd_open(program)
     ready, _, _ = select.select([ended, connection], [], [])
@@ -136,7 +136,7 @@ def _become(request, descriptors):
 
 
 def _run(name, words):
-    """Has the server run a program with the standard streams of this process. Ends as that."""
+    """Has the server run a program with the standard streams of this process, and ends as the program did."""
     request = {"words": words, "cwd": os.getcwd(), "environment": {**os.environ, _SOCKET: name}}
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -148,7 +148,7 @@ def _run(name, words):
         print(f"{__file__}: the server has gone: {fault}", file=sys.stderr)
         sys.exit(GONE)
     if code < 0:
-        # Here too, by the signal that ended the program.
+        # The signal that ended the program ends this process, too.
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -1,7 +1,7 @@
 """Random recipes for random checkpoints, and what torch makes of them.
 
-A rule is first done here, with names by `fnmatch` and `re` and with tensors by torch. Rules that torch cannot do, or
-that give two tensors one name, are left out.
+Each rule is first applied here: to names by `fnmatch` and `re`, and to tensors by torch. Rules that torch cannot apply,
+or that give two tensors one name, are left out.
 """
 
 import fnmatch
@@ -81,7 +81,7 @@ class RecipeCase:
         if kind == "zero":
             self.sources.append(stem)
             return Run(rng.randint(0, 999)).write(self.folder / stem)
-        # Big-endian files are made by turning round values of one size.
+        # Big-endian files are made by byte-swapping values of one size.
         dtypes = [torch.float32] if kind == "swapped" else DTYPES
         writer = Writer(rng.random(), [dtype for dtype in dtypes if kind != "legacy" or dtype not in UNCLASSED])
         tensors = {}
@@ -104,8 +104,9 @@ class RecipeCase:
         for n in rng.sample(range(count := rng.randint(1, 12)), count):
             shape = list(like.shape)
             flat = numbers(rng, like.dtype, like.numel()) if like.numel() else like.flatten()
-            is_turned = like.dim() > 1 and rng.random() < 0.5
-            made[f"{prefix}.{n}.w"] = flat.view(shape[::-1]).permute(*range(like.dim())[::-1]) if is_turned else flat.view(shape)
+            is_transposed = like.dim() > 1 and rng.random() < 0.5
+            reverse = range(like.dim())[::-1]
+            made[f"{prefix}.{n}.w"] = flat.view(shape[::-1]).permute(*reverse) if is_transposed else flat.view(shape)
         return made
 
     def save(self, kind, stem, tensors):
@@ -142,7 +143,7 @@ class RecipeCase:
         return any_glob(self.rng, tensors)
 
     def do_drop(self, globs):
-        # Of the names of the source, also of those that `only` leaves out.
+        # A glob may also match names that `only` leaves out, which changes nothing.
         dropped = {name for glob in globs for name in matched(glob, self.before_step)}
         return {name: tensor for name, tensor in self.before_step.items() if name not in dropped}
 
@@ -273,7 +274,7 @@ class RecipeCase:
         glob = any_glob(self.rng, tensors)
         chosen = [tensors[name].dtype for name in matched(glob, tensors)]
         targets = [dtype for dtype in DTYPES if all(has_cast(one, dtype) for one in chosen) and dtype is not PACKED]
-        # All floats can be cast, and to one another.
+        # Floats are chosen more often, as all can be cast to one another.
         targets += [dtype for dtype in targets if name_of(dtype) in FLOATS] * 3
         return {"tensors": glob, "to": name_of(self.rng.choice(targets))} if targets else None
 

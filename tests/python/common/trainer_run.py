@@ -68,8 +68,8 @@ def whole_state(model):
 
 
 def fork_ranks(world):
-    """Goes on as every rank: this process as the first, and forks of it, which import nothing again. Gives the forks to
-    this process."""
+    """Goes on as every rank: this process as rank 0, and its forks, which import nothing again, as the others. Returns the
+    ids of the forks to this process."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -2,7 +2,7 @@
 
     python training.py FOLDER
 
-does `write_by_ranks` in four processes.
+runs `write_by_ranks` in four processes.
 """
 
 import contextlib

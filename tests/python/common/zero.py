@@ -24,7 +24,7 @@ if INTERPRETER is None:
 
 
 def run_deepspeed(folder, mounted, runs):
-    """Trains and saves the runs of zero_run.py: their names by the number of ranks."""
+    """Trains and saves runs of zero_run.py. `runs` has their names by the number of ranks."""
     words = [INTERPRETER, COMMON / "zero_run.py", folder, mounted, json.dumps(runs)]
     done = subprocess.run(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -1,8 +1,8 @@
 """Trains a small model with DeepSpeed on CPUs, saves it, and writes the tensors that a correct reader must find. Runs in
 DeepSpeed's own environment: `zero_run.py FOLDER MOUNTED RUNS`.
 
-RUNS is a JSON object of names of RUNS by the number of ranks, which go to FOLDER/RANKS/NAME. MOUNTED is the same folder
-through a mount, from which training resumes."""
+RUNS is a JSON object that has names of runs by the number of ranks. Each run goes to FOLDER/RANKS/NAME. MOUNTED is the
+same folder through a mount, from which training resumes."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""Each recipe of docs/views.md runs as it stands there, and libraries load what it shows."""
+"""The recipes of docs/views.md run as they stand there, and libraries load what they show."""
 
 import json
 from collections import OrderedDict
@@ -104,7 +104,7 @@ def test_a_diffusion_model_loads_by_renamed_keys(shown, source, tmp_path):
 @pytest.mark.parametrize("prefix", ["transformer", "diffusion_model"])
 def test_peft_loads_a_lora_of_another_prefix(shown, source, tmp_path, prefix):
     base = models.llama()
-    # Other weights than those of an adapter that is made when it is loaded.
+    # The weights differ from those that a new adapter gets.
     torch.manual_seed(3)
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     model.save_pretrained(tmp_path / "saved")
@@ -140,7 +140,7 @@ def test_experts_are_stacked_in_each_layer(shown, source):
     check_same(load_file(shown(EXPERTS) / "stacked/model.safetensors"), expected | norm)
 
 
-def test_a_rank_has_its_part(shown, source):
+def test_a_rank_has_its_part_of_the_attention(shown, source):
     models.save_shards(models.llama(), source / "llama")
     expected = load_file(source / "llama")
     for name, tensor in expected.items():

@@ -63,7 +63,7 @@ def read_all(paths):
 ], ids=["refuses", "stalls"])  # fmt: skip
 def test_many_readers_wait_for_one_outage_together(mounts, store, many, impatient, monkeypatch, faults):
     folder, url = many
-    # So long that a busy machine adds less than a second outage.
+    # Long enough that the delays of a busy machine are shorter.
     outage = 20
     monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", str(outage))
     # An answer to another request would end the outage.

@@ -1,4 +1,4 @@
-"""A file of a recipe with `base` and `deltas` is the newest version that follows, and the last good one if a newer is bad."""
+"""A file of a recipe with `base` and `deltas` is the newest version that follows, or the last good one before a bad one."""
 
 import os
 import shutil
@@ -139,7 +139,7 @@ def test_a_link_to_a_version_is_that_version_as_a_base(ckptfs, tmp_path):
     check_same(load_original(ckptfs.export(run / "latest", tmp_path / "y.safetensors", "--views", recipe)), states[2])
 
 
-def test_versions_of_any_number_are_no_trouble(ckptfs, tmp_path):
+def test_the_largest_version_number_overflows_nothing(ckptfs, tmp_path):
     run = tmp_path / "run"
     write_whole(run, 1, state_of(1))
     (run / f"weight_v{2**64 - 1}").mkdir()
@@ -170,7 +170,7 @@ def test_a_new_version_takes_the_place_of_the_last(tmp_path, mounts):
 
 
 def refused_by(mount):
-    """What the mount says of files of its recipe after a look at one."""
+    """Why the mount does not show files of its recipe, or newer versions, after a stat of one."""
     (mount / "latest/model.safetensors").stat()
     return " ".join(mount.stats()["refused_views"])
 
@@ -232,7 +232,7 @@ def test_after_a_failed_checksum_the_last_good_version_is_shown_again(ckptfs, tm
     check_same(load_original(shown), states[5])
 
 
-def test_a_load_goes_around_a_delta_that_failed_in_its_process(tmp_path):
+def test_a_load_leaves_out_a_delta_that_failed_in_its_process(tmp_path):
     run = tmp_path / "run"
     states = write_run(run, 2) | {3: state_of(3)}
     write_damaged_delta(run, 3, states[2], states[3])

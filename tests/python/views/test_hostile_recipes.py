@@ -85,7 +85,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_huge_counts_are_refused(check, source, name):
-    # An axis of no bytes may have any length.
+    # The axes of a tensor without bytes may have any length.
     write_header(source / "huge.safetensors", {"n18446744073709551615": [1 << 53, 0]})
     rule, text = HUGE[name]
     found = check(FILE("x.safetensors", "huge.safetensors") + rule + "\n")
@@ -173,7 +173,7 @@ def test_a_recipe_in_the_source_is_read_only_on_request(mounts, ckptfs, source, 
     (source / ".ckptfs.toml").write_text(FILE("x.safetensors", "llama"))
     assert not (mounts(source) / "x.safetensors").exists()
     assert (mounts(source, "--views", "auto") / "x.safetensors").exists()
-    # A link to a recipe elsewhere is that of another owner.
+    # A link may lead to a recipe of another owner.
     (source / ".ckptfs.toml").rename(tmp_path / "elsewhere.toml")
     (source / ".ckptfs.toml").symlink_to(tmp_path / "elsewhere.toml")
     done = ckptfs("ls", "--views", "auto", source)

@@ -18,7 +18,7 @@ from recipes import PACKED, RecipeCase, file_of
 
 CASES = int(os.environ.get("CKPTFS_RECIPES", "200"))
 
-# Cases of one mount: their rules are within those of a recipe.
+# The number of cases in one recipe: their rules are fewer than it may have.
 BATCH = 50
 
 
@@ -54,13 +54,13 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path, batch):
     assert checked.code == DONE, [line for line in checked.stdout.splitlines() if "refused" in line]
     mount = mounts(source, "--views", recipe)
     for path, case in cases.items():
-        # One without the others, whose patterns would be compiled too.
+        # A recipe of this case only: the patterns of the others need not be compiled.
         rng, expected, recipe = random.Random(path), case.tensors, case.folder / "view.toml"
         exported = ckptfs.export(source / path, tmp_path / f"{case.folder.name}.safetensors", "--views", recipe)
         whole = exported.read_bytes()
         check_format(exported)
         check_tensors(exported, expected)
-        # At random before in order: what is in the page cache is not computed again.
+        # Random reads come first: what is in the page cache is not computed again.
         check_ranges(rng, mount / path, whole)
         assert (mount / path).read_bytes() == whole, path
         check_same(load_file(mount / path, backend="pread"), expected)

@@ -26,7 +26,7 @@ def source(tmp_path):
 
 
 def check_refused(ckptfs, tmp_path, source, recipe, *words):
-    """The recipe is refused by `views check` in these words, and a mount of it shows nothing of it."""
+    """Checks that `views check` refuses the recipe at once and in these words. Returns what it prints."""
     path = tmp_path / "views.toml"
     path.write_text(recipe)
     start = time.monotonic()

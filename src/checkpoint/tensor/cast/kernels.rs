@@ -31,7 +31,7 @@ trait FromHub<H>: Number {
     fn from_hub(value: H) -> Self;
 }
 
-/// Casts values through their hub. An index makes a loop that is vectorized even if no iterator is inlined.
+/// Casts values through their hub. A loop over an index is vectorized even where iterators are not inlined.
 #[inline(always)]
 fn cast_values<S: Number, T: FromHub<S::Hub>>(from: &[u8], to: &mut [u8]) {
     let (from, to) = (S::split(from), T::split_mut(to));
