@@ -18,6 +18,9 @@ use super::open::open_by_name;
 use super::options::ParseOptions;
 use super::shard_index::shard_names;
 
+/// A small full version is this file alone, without an index. Deltas have numbered files.
+const FULL_FILE_NAME: &str = "model.safetensors";
+
 /// A base, and the versions that may follow it. Paths are from the root.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaVersions<'a> {
@@ -53,7 +56,7 @@ enum FollowingIndex {
     Delta(Vec<String>),
     /// That of a full version.
     Full,
-    /// It is not written yet, or cannot be read.
+    /// It is not written yet.
     Missing,
 }
 
@@ -81,7 +84,14 @@ pub fn open_newest(
         match opened {
             Ok(checkpoint) => return Ok(NewestVersion { checkpoint, withheld }),
             Err(error) if is_of_version(&error) => {
-                count = good_count(root, &found[..count], error.path());
+                count = match version_at_fault(root, &found[..count], error.path()) {
+                    Some(version) => version,
+                    None => {
+                        // The base may be at fault, and then no version can be shown.
+                        open_base()?;
+                        count - 1
+                    }
+                };
                 withheld = Some(error);
             }
             Err(error) => return Err(error),
@@ -117,12 +127,11 @@ fn is_of_version(error: &CheckpointError) -> bool {
     }
 }
 
-/// The number of versions before the one that a path lies in. If it lies in none, all but the last.
-fn good_count(root: &Root, versions: &[FollowingVersion], path: &Path) -> usize {
+/// The version that a path lies in.
+fn version_at_fault(root: &Root, versions: &[FollowingVersion], path: &Path) -> Option<usize> {
     let is_at_fault =
         |version: &FollowingVersion| path.starts_with(root.shown_path(&version.folder));
-    let last = versions.len().saturating_sub(1);
-    versions.iter().position(is_at_fault).unwrap_or(last)
+    versions.iter().position(is_at_fault)
 }
 
 /// Why the version after the first `count` does not follow them, if there is one.
@@ -176,15 +185,24 @@ fn folders_beside(root: &Root, base: &Path) -> Result<Vec<PathBuf>, CheckpointEr
     let Some(last) = numbers.filter(|&version| version >= first).max() else {
         return Ok(Vec::new());
     };
-    let versions = (first..=last).take(MAX_CHAIN_DELTAS + 1);
-    Ok(versions.map(|version| parent.join(version_name(version))).collect())
+    let mut versions: Vec<u64> = (first..=last).take(MAX_CHAIN_DELTAS).collect();
+    // The last one tells that those before it are missing.
+    if versions.last() != Some(&last) {
+        versions.push(last);
+    }
+    Ok(versions.into_iter().map(|version| parent.join(version_name(version))).collect())
 }
 
 fn read_following(root: &Arc<Root>, folder: &Path) -> Result<FollowingIndex, CheckpointError> {
     let file = match OpenFile::open_in_root(root, &folder.join(VERSION_INDEX_NAME)) {
         Ok(file) => file,
         Err(error) if error.may_pass() => return Err(error.into()),
-        Err(_) => return Ok(FollowingIndex::Missing),
+        Err(SourceError::Missing { .. }) => {
+            let is_full = OpenFile::open_in_root(root, &folder.join(FULL_FILE_NAME)).is_ok();
+            return Ok(if is_full { FollowingIndex::Full } else { FollowingIndex::Missing });
+        }
+        // What is wrong with an index is found when it is opened.
+        Err(_) => return Ok(FollowingIndex::Delta(Vec::new())),
     };
     let Some(json) = read_index(&file)? else { return Ok(FollowingIndex::Delta(Vec::new())) };
     match parse_delta_metadata(&json) {

@@ -85,12 +85,15 @@ struct VersionPaths {
 }
 
 impl VersionPaths {
-    /// `base` is the path from the root to the view. A link to a version stands for that version.
+    /// `base` is the path from the root to the view. A link that is not named as a version, and leads to one, stands for
+    /// that version.
     fn new(root: &Root, base: &Path, versions: &VersionSource) -> VersionPaths {
         let deltas = versions.delta_paths();
         let deltas = deltas.map(|paths| paths.iter().map(|path| base.join(path)).collect());
         let base = base.join(versions.base.as_path());
-        let base = root.resolve_by_name(&base).map_or(base, |resolved| resolved.path);
+        let resolved = root.resolve_by_name(&base).map(|resolved| resolved.path);
+        let is_version = |folder: &Path| checkpoint::version_of_folder(folder) > 0;
+        let base = resolved.filter(|to| is_version(to) && !is_version(&base)).unwrap_or(base);
         VersionPaths { base, deltas }
     }
 

@@ -1,5 +1,7 @@
 //! The readahead of typical readers, and the ranges delivered to them.
 
+use std::slice;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -121,11 +123,11 @@ fn a_reader_that_comes_back_to_a_touched_tensor_is_noticed() {
         step.resumes_tensor
     };
     let start = 98 * MIB..102 * MIB;
-    assert!(resumes(102 * MIB, &[start.clone()]));
+    assert!(resumes(102 * MIB, slice::from_ref(&start)));
     assert!(!resumes(102 * MIB, &[]));
     assert!(!resumes(tensor.start, &[]));
     // So near the end it may be what the kernel reads around the first page of the next tensor, unless that was read.
-    assert!(!resumes(108 * MIB, &[start.clone()]));
+    assert!(!resumes(108 * MIB, slice::from_ref(&start)));
     assert!(resumes(108 * MIB, &[start, 110 * MIB..114 * MIB]));
 }
 

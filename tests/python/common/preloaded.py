@@ -75,7 +75,7 @@ def _serve(listener):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             program = os.fork()
             if program:
-                _keep(program, connection)
+                _keep(program, connection, descriptors)
             connection.close()
             _become(request, descriptors)
             return
@@ -88,13 +88,18 @@ def _receive(connection):
         return json.loads(lines.readline()), descriptors
 
 
-def _keep(program, connection):
-    """Sends the program's status when it ends, and kills its process group when its client has gone."""
-    os.closerange(0, 3)
+def _keep(program, connection, descriptors):
+    """Sends the program's status when it ends. Then, or when its client has gone, ends its process group."""
+    for descriptor in [0, 1, 2, *descriptors]:
+        os.close(descriptor)
     ended = os.pidfd_open(program)
     ready, _, _ = select.select([ended, connection], [], [])
-    if ended not in ready:
+    try:
         os.killpg(program, signal.SIGKILL)
+    except ProcessLookupError:
+        # It is not yet the leader of a group, or was the last of it.
+        if ended not in ready:
+            os.kill(program, signal.SIGKILL)
     _, status = os.waitpid(program, 0)
     try:
         connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())

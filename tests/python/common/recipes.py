@@ -226,6 +226,8 @@ class RecipeCase:
                 dim = rule["dim"]
                 if not -tensor.dim() <= dim < tensor.dim() or tensor.dtype is PACKED and dim % tensor.dim() == tensor.dim() - 1:
                     return None
+                if not bits(tensor).shape[dim]:
+                    return None
                 for number, part in enumerate(bits(tensor).unbind(dim)):
                     split.append((expand(rule["to"], match, number), part.contiguous().view(tensor.dtype)))
             if split == named:

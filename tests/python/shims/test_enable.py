@@ -77,6 +77,19 @@ print(json.dumps([*loaded, ckptfs.last_report().as_dict(), ckptfs.stats()["origi
     assert environment.run(SHOW, shelf.mount / "single/model.safetensors") == [True, shelf.sum]
 
 
+def test_the_loader_is_imported_with_safetensors_where_a_mount_is(environment, shelf):
+    code = "import json, sys, safetensors.torch; print(json.dumps('ckptfs.load.torch' in sys.modules))"
+    assert environment.run(code) is True
+    assert environment.run(code, CKPTFS_DISABLE="1") is False
+    # Where no mount is seen.
+    unmounted = """
+import builtins, io
+original = builtins.open
+builtins.open = lambda path, *how, **more: io.BytesIO() if path == "/proc/self/mountinfo" else original(path, *how, **more)
+"""
+    assert environment.run(unmounted + code) is False
+
+
 def test_torch_maps_the_sources_of_a_mounted_file(environment, shelf):
     code = """
 import json, sys

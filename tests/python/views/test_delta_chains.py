@@ -55,6 +55,11 @@ def write_run(parent, last, first=1):
     return states
 
 
+def save_whole(folder, state):
+    folder.mkdir(parents=True)
+    save_file(state, folder / "model.safetensors")
+
+
 def write_damaged_delta(parent, version, old, new, encoding="xor"):
     """Writes a delta whose checksums are of `new`, and whose changes give one tensor another byte. Returns its name."""
     folder = parent / name_of(version)
@@ -138,6 +143,29 @@ def test_a_link_to_a_version_is_that_version_as_a_base(ckptfs, tmp_path):
     for version in (3, 4):
         shutil.rmtree(run / name_of(version))
     check_same(load_original(ckptfs.export(run / "latest", tmp_path / "y.safetensors", "--views", recipe)), states[2])
+
+
+def test_a_link_to_the_model_that_training_began_with_is_version_0(ckptfs, tmp_path):
+    run = tmp_path / "models/run"
+    states = write_run(run, 2, first=0)
+    save_whole(tmp_path / "models/llama", states[0])
+    (run / "hf").symlink_to("../llama")
+    recipe = write_recipe(tmp_path, base="run/hf")
+    shown = tmp_path / "models/latest"
+    check_same(load_original(ckptfs.export(shown, tmp_path / "x.safetensors", "--views", recipe)), states[2])
+
+
+@pytest.mark.parametrize("version, remedy", [(400, "weight_v000002"), (2, "give weight_v000002 as the base")])
+def test_versions_that_do_not_follow_are_explained(ckptfs, tmp_path, version, remedy):
+    """Behind a gap that is longer than a chain, and full versions in one file."""
+    run = tmp_path / "run"
+    states = write_run(run, 1)
+    if version == 2:
+        save_whole(run / name_of(2), state_of(2))
+    else:
+        write_delta(run, version, states[1], state_of(2))
+    checked = ckptfs("views", "check", write_recipe(tmp_path), run)
+    assert remedy in checked.stdout + checked.stderr, checked
 
 
 def test_the_largest_version_number_overflows_nothing(ckptfs, tmp_path):
