@@ -131,8 +131,10 @@ def test_an_outage_before_the_first_look_hides_nothing_later(mounts, store, many
     assert (mount / "9/model.safetensors").read_bytes()
 
 
-def test_an_outage_is_logged_once_and_so_is_its_end(mounts, store, many, impatient):
+def test_an_outage_is_logged_once_and_so_is_its_end(mounts, store, many, impatient, monkeypatch):
     _, url = many
+    # A pause as long as this between two failures would make two outages of one.
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "15")
     mount = mounts(url)
     paths = [mount / f"{number}/model.safetensors" for number in range(READERS)]
     for path in paths:
