@@ -159,19 +159,12 @@ impl Prefetcher {
         let mut room = self.max_window(memory_limit);
         for index in (first..self.file.tensors().len()).take(MAX_SCANNED_TENSORS) {
             let tensor = self.file.tensor_range(index);
-            let rest = match index == first {
-                // A reader of slices skips what lies before.
-                true => request.start..tensor.end,
-                false => tensor.clone(),
-            };
-            let undelivered = lock(&self.delivered).undelivered(&rest);
-            let is_touched = lock(&self.delivered).next_undelivered(tensor.start) > tensor.start;
-            if !is_touched {
+            if !lock(&self.delivered).contains(tensor.start) {
                 continue;
             }
-            self.push_undelivered(ranges, &rest, room, request);
-            let bytes: u64 = undelivered.iter().map(|part| part.end - part.start).sum();
-            room = room.saturating_sub(bytes);
+            // A reader of slices skips what lies before its request.
+            let start = if index == first { request.start } else { tensor.start };
+            room = self.push_undelivered(ranges, &(start..tensor.end), room, request);
             if room == 0 {
                 return;
             }
@@ -200,13 +193,14 @@ impl Prefetcher {
     }
 
     /// Adds the first undelivered bytes of a range, at most so many, without those that the trace comes to in its turn.
+    /// Returns how many more there may be.
     fn push_undelivered(
         &self,
         ranges: &mut Vec<Range<u64>>,
         range: &Range<u64>,
         max_bytes: u64,
         request: &Range<u64>,
-    ) {
+    ) -> u64 {
         let undelivered = lock(&self.delivered).undelivered(range);
         let mut room = max_bytes;
         for Range { start, end } in undelivered {
@@ -222,6 +216,7 @@ impl Prefetcher {
                 None => ranges.push(range),
             }
         }
+        room
     }
 
     /// How much may be prefetched at once beside the streams: half of what those may take together.

@@ -239,8 +239,7 @@ impl Readahead {
         let tensor_bound = tensor.map_or(u64::MAX, |t| t.end.saturating_add(TENSOR_OVERRUN_BYTES));
         let is_resumed = !is_left_out("resumed")
             && tensor.is_some_and(|tensor| {
-                delivered.next_undelivered(tensor.start) > tensor.start
-                    && start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
+                delivered.contains(tensor.start) && is_far_from_next(start, tensor)
             });
         let may_touch = tensor.is_some() && self.is_touching() && !is_resumed;
         let (bound, next_bound) = if may_touch {
@@ -325,11 +324,14 @@ fn is_rest_of_touched(
     delivered: &DeliveredRanges,
 ) -> bool {
     let Some(tensor) = &bounds.tensor else { return false };
-    let is_delivered = |at| delivered.next_undelivered(at) > at;
-    let is_far_from_next = range.start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end;
     range.start > tensor.start
-        && is_delivered(tensor.start)
-        && (is_far_from_next || is_delivered(tensor.end))
+        && delivered.contains(tensor.start)
+        && (is_far_from_next(range.start, tensor) || delivered.contains(tensor.end))
+}
+
+/// Whether a read that begins here lies before what the kernel reads around the first page of the next tensor.
+fn is_far_from_next(start: u64, tensor: &Range<u64>) -> bool {
+    start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
 }
 
 /// Two delivered ranges are merged over a smaller gap: it is not worth fetching.
@@ -380,6 +382,11 @@ impl DeliveredRanges {
         if self.ranges.len() < MAX_RANGE_COUNT {
             self.ranges.insert(merged.start, merged.end);
         }
+    }
+
+    /// Whether this byte was delivered.
+    pub fn contains(&self, at: u64) -> bool {
+        self.range_at(at).is_some()
     }
 
     /// The first undelivered byte from here on.

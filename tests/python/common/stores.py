@@ -10,9 +10,8 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import quote
 
+from mounts import PATIENCE
 from program import REPOSITORY
-
-PATIENCE = 240
 
 MOTO = os.environ.get("CKPTFS_MOTO_PYTHON")
 

@@ -5,10 +5,8 @@ import subprocess
 import pytest
 
 import preloaded
+from mounts import PATIENCE
 from program import COMMON
-
-# Seconds. Only a failing test waits.
-PATIENCE = 240
 
 
 @pytest.fixture(scope="session")
