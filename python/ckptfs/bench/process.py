@@ -116,7 +116,10 @@ class WorkerProcess:
     def _fault(self, limit=None):
         """Why the process ended, or was killed after `limit` seconds of silence, with its last words."""
         if limit is None:
-            code = self._process.wait()
+            # A signal to the program's processes also ends one that has no session of its own yet. Then it is the
+            # signal that is reported.
+            with signals.interruptible():
+                code = self._process.wait()
         else:
             self._kill()
         self._output.seek(0)

@@ -11,7 +11,8 @@ import ckptfs
 import pytest
 import torch
 from ckptfs import mounting, child_process
-from ckptfs.bench import cli, mount, schedule
+from ckptfs.bench import cli, mount, schedule, signals
+from ckptfs.bench.process import WorkerProcess
 from ckptfs.errors import error
 
 from mounts import PATIENCE, until
@@ -147,6 +148,15 @@ def test_a_signal_leaves_nothing(number, state, tmp_path, left):
     assert (running.returncode, out, said) == (-number, b"", b"")
     assert left() == [] and not page.exists()
     until("nothing of it runs", lambda: not processes(mark))
+
+
+def test_a_signal_is_no_fault_of_the_worker_that_it_ended():
+    with WorkerProcess() as worker, pytest.raises(signals.SignalExit) as told, signals.defer_signals():
+        os.kill(worker.pid, signal.SIGTERM)
+        until("the worker has ended", lambda: worker.is_over)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError(worker.prepare({}))
+    assert told.value.args == (signal.SIGTERM,)
 
 
 def words_of(pid):
