@@ -90,7 +90,10 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         streams: &[Arc<CudaStream>],
     ) -> Result<(), CudaError> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
-        let copied = merge_adjacent(pieces).try_for_each(|(offset, piece)| {
+        let allocation_end = |piece: &DeviceDestination| {
+            streams[piece.stream].device().allocation_end(piece.address)
+        };
+        let copied = merge_adjacent(pieces, allocation_end).try_for_each(|(offset, piece)| {
             let DeviceDestination { stream, address, len } = piece;
             let in_chunk = (offset - start) as usize;
             // SAFETY: the caller guarantees the addresses; the chunk is not filled before the events recorded below.

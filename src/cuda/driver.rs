@@ -118,6 +118,15 @@ impl Device {
         result::ctx::synchronize().map_err(|e| self.driver_error("cuCtxSynchronize", e))
     }
 
+    /// The address behind the allocation that an address lies in; the address itself if the driver does not know.
+    pub(super) fn allocation_end(&self, address: u64) -> u64 {
+        let (mut start, mut len) = (0, 0);
+        let Ok(_context) = self.enter() else { return address };
+        // SAFETY: the driver writes an address and a length there.
+        let found = unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut len, address) };
+        found.result().map_or(address, |()| start.saturating_add(len as u64))
+    }
+
     /// The error of a failed allocation.
     pub(super) fn allocation_error(
         &self,

@@ -138,6 +138,29 @@ fn adjoining_tensors_are_copied_together() {
     }
 }
 
+/// Tensors that adjoin, each in an allocation of its own: the driver refuses a copy to two allocations.
+#[test]
+fn adjacent_allocations_are_copied_one_by_one() {
+    let test = test_path!("adjacent_allocations_are_copied_one_by_one");
+    const COUNT: usize = 3;
+    let report = with_driver(test, &[], || {
+        let (_folder, path) = checkpoint_of(std::iter::repeat_n(1 << 20, COUNT));
+        let opened = open(&path, 1);
+        let loader = DeviceLoader::new(CHUNK_BYTES);
+        let tensors: Vec<_> = opened.tensors().iter().map(|tensor| (&opened, tensor)).collect();
+        let (slices, _) = loader.load(&tensors, 0).unwrap();
+        let is_adjacent = |pair: &[DeviceSlice]| pair[0].address() + (1 << 20) == pair[1].address();
+        assert!(slices.windows(2).all(is_adjacent));
+        for (slice, (_, tensor)) in slices.iter().zip(&tensors) {
+            assert!(slice.to_host().unwrap() == *opened.load(tensor).unwrap());
+        }
+    });
+    if let Some(report) = report {
+        assert_clean(&report);
+        assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], COUNT, "{report}");
+    }
+}
+
 /// The host does not wait. The user's next work finds the bytes by the order of the stream, and the work
 /// before it is over before the first write.
 #[test]

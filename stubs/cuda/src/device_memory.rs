@@ -10,9 +10,8 @@ pub const POISON: u8 = 0xD5;
 const GUARD: u8 = 0x6B;
 const GUARD_BYTES: usize = 256;
 
-/// The alignment of the real driver, and some bytes between two allocations.
+/// The alignment of the real driver. As there, allocations of whole such units are adjacent.
 const ALIGNMENT: u64 = 512;
-const GAP: u64 = 4096;
 
 /// The addresses of one process: none is used twice.
 const ADDRESS_SPACE_BYTES: usize = 1 << 40;
@@ -65,8 +64,8 @@ impl DeviceMemory {
             self.addresses = reserve()?;
             self.next = self.addresses.start;
         }
-        let address = (self.next + GAP).next_multiple_of(ALIGNMENT);
-        let end = address.checked_add(bytes as u64 + GAP)?;
+        let address = self.next.next_multiple_of(ALIGNMENT);
+        let end = address.checked_add(bytes as u64)?;
         if end > self.addresses.end {
             return None;
         }
