@@ -5,7 +5,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::result;
+use cudarc::driver::{result, sys};
+use memmap2::{Advice, MmapMut};
+
+use crate::huge_pages;
 
 use super::chunk_lease::{PendingCopies, StagingChunk};
 use super::driver::{Device, DriverHandle, error_text};
@@ -13,33 +16,93 @@ use super::error::CudaError;
 use super::ring::Chunk;
 use super::stream::CudaStream;
 
-/// `CU_MEMHOSTALLOC_PORTABLE`: all contexts can use the memory, whichever it was allocated in.
-const PORTABLE_FLAG: u32 = 1;
+/// Memory of the host that devices copy from by themselves.
+#[derive(Debug)]
+enum PinnedMemory {
+    /// Our own, registered with the driver.
+    Registered(MmapMut),
+    /// The driver's, of so many bytes.
+    Allocated(DriverHandle<*mut c_void>, usize),
+}
+
+impl PinnedMemory {
+    /// Registers zeroed memory of our own. The kernel clears its pages for many threads at once, while the driver
+    /// allocates for one thread at a time, and lets no other call in meanwhile.
+    fn register(device: &Arc<Device>, len: usize) -> Option<PinnedMemory> {
+        let mut map = huge_pages::allocate_zeroed(len).ok()?;
+        // A process that is forked must not share pages that a device reads.
+        map.advise(Advice::DontFork).ok()?;
+        // Where the kernel cannot do it, the driver does.
+        let _ = map.advise(Advice::PopulateWrite);
+        let _context = device.enter().ok()?;
+        let (start, flags) = (map.as_mut_ptr().cast(), sys::CU_MEMHOSTREGISTER_PORTABLE);
+        // SAFETY: the memory belongs to the map, which is kept until it is no longer registered.
+        unsafe { sys::cuMemHostRegister_v2(start, len, flags) }.result().ok()?;
+        Some(PinnedMemory::Registered(map))
+    }
+
+    /// Allocates zeroed memory of the driver, in the context of a device.
+    fn allocate(device: &Arc<Device>, len: usize) -> Result<PinnedMemory, CudaError> {
+        let _context = device.enter()?;
+        // SAFETY: the allocation belongs to the returned value alone.
+        let address =
+            unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|e| {
+                CudaError::PinnedMemory { ordinal: device.ordinal(), why: error_text(e) }
+            })?;
+        // The driver may return memory with the data of another program.
+        // SAFETY: the allocation has `len` bytes, and no other owner.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, len) };
+        Ok(PinnedMemory::Allocated(DriverHandle(address), len))
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            PinnedMemory::Registered(map) => map,
+            // SAFETY: the memory has `len` bytes, was zeroed, and belongs to this value alone.
+            PinnedMemory::Allocated(address, len) => unsafe {
+                std::slice::from_raw_parts_mut(address.0.cast::<u8>(), *len)
+            },
+        }
+    }
+
+    /// Returns the memory to the system. No copy may read it, and its context must be current.
+    fn free(self) {
+        match self {
+            PinnedMemory::Registered(mut map) => {
+                // SAFETY: it was registered.
+                let done = unsafe { sys::cuMemHostUnregister(map.as_mut_ptr().cast()) };
+                if done.result().is_err() {
+                    std::mem::forget(map);
+                }
+            }
+            // SAFETY: it was allocated here.
+            PinnedMemory::Allocated(address, _) => {
+                let _ = unsafe { result::free_host(address.0) };
+            }
+        }
+    }
+}
 
 /// A chunk of pinned memory.
 #[derive(Debug)]
 pub struct PinnedChunk {
     device: Arc<Device>,
-    address: DriverHandle<*mut c_void>,
-    len: usize,
+    /// `None` once it is freed.
+    memory: Option<PinnedMemory>,
     pending_copies: PendingCopies,
 }
 
 impl PinnedChunk {
-    /// Allocates zeroed pinned memory in the context of a device.
+    /// Pins zeroed memory for all devices, in the context of one.
     pub fn allocate(device: &Arc<Device>, len: usize) -> Result<PinnedChunk, CudaError> {
-        let _context = device.enter()?;
-        // SAFETY: the allocation belongs to the chunk alone.
-        let address = unsafe { result::malloc_host(len, PORTABLE_FLAG) }.map_err(|e| {
-            CudaError::PinnedMemory { ordinal: device.ordinal(), why: error_text(e) }
-        })?;
-        // The driver may return memory with the data of another program.
-        // SAFETY: the allocation has `len` bytes, and no other owner.
-        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, len) };
+        let memory = match PinnedMemory::register(device, len) {
+            Some(memory) => memory,
+            // Not every system lets programs register memory.
+            None => PinnedMemory::allocate(device, len)?,
+        };
         Ok(PinnedChunk {
             device: Arc::clone(device),
-            address: DriverHandle(address),
-            len,
+            memory: Some(memory),
             pending_copies: PendingCopies::default(),
         })
     }
@@ -47,8 +110,7 @@ impl PinnedChunk {
     /// The bytes, to fill. The chunk must be idle.
     pub fn bytes(&mut self) -> &mut [u8] {
         debug_assert!(self.pending_copies.is_empty(), "a chunk is filled while it may be read");
-        // SAFETY: the memory has `len` bytes, was zeroed, and belongs to this chunk alone; no copy reads it.
-        unsafe { std::slice::from_raw_parts_mut(self.address.0.cast::<u8>(), self.len) }
+        self.memory.as_mut().map_or(&mut [], PinnedMemory::bytes)
     }
 }
 
@@ -84,12 +146,11 @@ impl Chunk for PinnedChunk {
 
 impl Drop for PinnedChunk {
     fn drop(&mut self) {
-        // After an error the device may still read the memory: then it is leaked.
-        if self.wait().is_ok()
-            && let Ok(_context) = self.device.enter()
-        {
-            // SAFETY: it was allocated here, and no copy reads it any more.
-            let _ = unsafe { result::free_host(self.address.0) };
+        let Some(memory) = self.memory.take() else { return };
+        match self.wait().and_then(|()| self.device.enter()) {
+            Ok(_context) => memory.free(),
+            // The device may still read the memory: it is leaked.
+            Err(_) => std::mem::forget(memory),
         }
     }
 }

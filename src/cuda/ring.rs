@@ -7,6 +7,10 @@ use std::collections::VecDeque;
 
 use super::sync::{Condvar, Mutex, lock, wait};
 
+/// Where so many chunks were given back that are still busy, the first of them is awaited rather than another allocated:
+/// the copies out of it end much sooner.
+const MIN_BUSY_COUNT: usize = 2;
+
 /// A resource that stays busy for a while after it was given back.
 pub trait Chunk {
     /// The error where it is unknown whether the chunk is busy.
@@ -44,8 +48,9 @@ impl<C: Chunk> Ring<C> {
         Ring { state: Mutex::new(state), available: Condvar::new() }
     }
 
-    /// Takes an idle chunk, or allocates one. At capacity, waits for the chunk that was given back first. If an
-    /// allocation fails and there are other chunks, their number is the capacity until the ring is shrunk.
+    /// Takes an idle chunk, or allocates one. At capacity, or where several are busy, waits for the chunk that was given
+    /// back first. If an allocation fails and there are other chunks, their number is the capacity until the ring is
+    /// shrunk.
     pub fn take<E: From<C::Fault>>(
         &self,
         mut allocate: impl FnMut() -> Result<C, E>,
@@ -63,7 +68,8 @@ impl<C: Chunk> Ring<C> {
                     return Err(fault.into());
                 }
             };
-            let can_allocate = state.allocated < state.capacity;
+            let can_allocate =
+                state.allocated < state.capacity && state.returned.len() < MIN_BUSY_COUNT;
             if is_idle == Some(true) || (is_idle.is_some() && !can_allocate) {
                 let Some(first) = state.returned.pop_front() else { continue };
                 drop(state);

@@ -28,8 +28,8 @@ impl Chunk for TimedChunk {
 }
 
 proptest! {
-    /// A chunk that is taken is idle and not taken twice. The limit holds. No time passes if a chunk is idle or can
-    /// be allocated.
+    /// A chunk that is taken is idle and not taken twice. The limit holds. No time passes if a chunk is idle, or if
+    /// one can be allocated and only one other is busy.
     #[test]
     fn chunks_are_idle_bounded_and_taken_once(
         most in 1usize..6,
@@ -46,7 +46,7 @@ proptest! {
                     Ok::<_, ()>(TimedChunk { number: made, idle_at: 0, now: Rc::clone(&now) })
                 }).unwrap();
                 prop_assert!(chunk.idle_at <= now.get());
-                prop_assert!(now.get() == before || made == most);
+                prop_assert!(now.get() == before || made == most || made - held.len() > 1);
                 prop_assert!(held.iter().all(|other| other.number != chunk.number));
                 prop_assert!(made <= most);
                 held.push(chunk);

@@ -23,7 +23,7 @@ pub struct HostMemory {
     pub pinned: BTreeMap<usize, usize>,
     pub registered: BTreeMap<usize, usize>,
     freed: BTreeMap<usize, usize>,
-    /// Bytes that `cuMemHostAlloc` has allocated.
+    /// Bytes that are pinned or registered.
     pub bytes: usize,
     pub peak: usize,
 }
@@ -57,6 +57,18 @@ impl HostMemory {
         // SAFETY: the range is a mapping of ours, and its owner has just given it up.
         unsafe { libc::mmap(address as *mut _, bytes, libc::PROT_NONE, flags, -1, 0) };
         true
+    }
+
+    /// Notes that a range is registered.
+    pub fn register(&mut self, address: usize, bytes: usize) {
+        self.registered.insert(address, bytes);
+        self.bytes += bytes;
+        self.peak = self.peak.max(self.bytes);
+    }
+
+    /// Notes that the range which begins at an address is no longer registered.
+    pub fn unregister(&mut self, address: usize) {
+        self.bytes -= self.registered.remove(&address).unwrap_or(0);
     }
 
     /// Whether pinned memory at this start was freed.

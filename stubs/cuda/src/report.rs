@@ -36,8 +36,7 @@ impl Report<'_> {
         let Memory { device, host } = self.memory;
         let allocated = map([
             ("device", ranges(device.live.values().map(|one| one.len()))),
-            ("pinned", ranges(host.pinned.values().copied())),
-            ("registered", ranges(host.registered.values().copied())),
+            ("pinned", ranges(host.pinned.values().chain(host.registered.values()).copied())),
             ("streams", created.count().to_string()),
             ("events", self.streams.events.len().to_string()),
             ("contexts", contexts.to_string()),

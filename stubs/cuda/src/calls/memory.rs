@@ -157,7 +157,10 @@ pub extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32)
         if driver.memory.host.touches(address, bytes) {
             return Err(codes::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        driver.memory.host.registered.insert(address, bytes);
+        if bytes > driver.settings.pinned.saturating_sub(driver.memory.host.bytes) {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        driver.memory.host.register(address, bytes);
         Ok(())
     })
 }
@@ -179,7 +182,7 @@ pub extern "C" fn cuMemHostUnregister(address: usize) -> Code {
             let words = format!("the host memory at {address:#x} is unregistered and {words}");
             return Err(driver.fault(code, words));
         }
-        driver.memory.host.registered.remove(&address);
+        driver.memory.host.unregister(address);
         Ok(())
     })
 }
