@@ -442,8 +442,10 @@ impl FillJob {
         }
         let Some(mut buffer) = self.claim() else { return };
         let (file, id) = (Arc::clone(&self.file), self.id);
-        let sources = &file.sources;
-        let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer)));
+        let (sources, blocks) = (&file.sources, &file.blocks);
+        let has_room = file.strided.size == BufferSize::Large;
+        let scratch = || has_room.then(|| blocks.take_buffer(BufferSize::Large)).flatten();
+        let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer, scratch)));
         match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
             Ok(bytes) => self.complete_with(buffer, bytes),
             Err(error) => {

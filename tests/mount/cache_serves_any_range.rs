@@ -14,6 +14,7 @@ use crate::common::samples;
 use crate::common::samples::{Numbers, all_samples, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::recipe::Transform;
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 
 /// Threads that read at once.
@@ -110,6 +111,39 @@ fn threads_get_the_right_bytes_with_any_memory() {
                 assert_eq!((counters.errors, counters.refused), (0, 0));
                 drop(served);
             }
+        }
+    }
+}
+
+/// The bytes of runs that are cast or reversed come past the page cache, as those of plain runs do.
+#[test]
+fn converted_runs_are_read_past_the_page_cache() {
+    let swapped = samples::torch(b"big", false);
+    for ((_directory, path), dtype) in [(sharded(), "int32"), (swapped, "bfloat16")] {
+        let steps = format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
+        let transform = Transform::parse_json(&steps, &path).expect("valid");
+        let checkpoint = checkpoint::open(&path, &ParseOptions::default()).expect("readable");
+        let cast = transform.apply(checkpoint, Vec::new()).expect("casts that exist");
+        let cast = VirtualFile::new(cast).expect("a virtual file");
+        let cast = VirtualFileReader::open(&Arc::new(cast)).expect("unchanged");
+        let direct_bytes = [Arc::new(cast), open(&path)].map(|reader| {
+            let whole = common::whole(&reader);
+            evict(&reader);
+            let cache = cache(256 << 20);
+            let served = cache.open(reader);
+            for (at, len) in ranges(7, whole.len()) {
+                let end = (at + len).min(whole.len());
+                assert!(read(&served, at, len).expect("readable") == whole[at.min(end)..end]);
+            }
+            for at in (0..whole.len()).step_by(MIB) {
+                let end = (at + MIB).min(whole.len());
+                assert!(read(&served, at, MIB).expect("readable") == whole[at..end]);
+            }
+            cache.counters().direct_bytes
+        });
+        // Strided tensors bring their storage into the page cache.
+        if dtype == "int32" {
+            assert_eq!(direct_bytes[0] > 0, direct_bytes[1] > 0, "{direct_bytes:?}");
         }
     }
 }

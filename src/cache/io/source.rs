@@ -14,7 +14,7 @@ use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
-use crate::checkpoint::{ByteRun, OriginId};
+use crate::checkpoint::{ByteRun, HeldRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
     ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, PreferredRequests, SourceError,
@@ -220,16 +220,52 @@ impl FileSources {
         Ok(())
     }
 
-    /// Reads a block into an aligned buffer. Returns where in the buffer it lies.
-    pub fn read_block(&self, id: BlockId, out: &mut [u8]) -> Result<Range<usize>, CacheError> {
+    /// Reads a block into an aligned buffer. Returns where in the buffer it lies. `take_scratch` may give another one.
+    pub fn read_block(
+        &self,
+        id: BlockId,
+        out: &mut [u8],
+        take_scratch: impl FnOnce() -> Option<Buffer>,
+    ) -> Result<Range<usize>, CacheError> {
+        let place = block_range(id);
         match id.source {
-            BlockSource::File(_) => Ok(self.read_run(id.source, &id.range(), out)?),
-            BlockSource::Tensor(_) => {
-                let place = block_range(id);
-                self.read_part(id.source, id.start, &mut out[place.clone()])?;
-                Ok(place)
+            BlockSource::File(_) => return Ok(self.read_run(id.source, &id.range(), out)?),
+            BlockSource::Tensor(index) => {
+                let out = &mut out[place.clone()];
+                if !self.read_converted(index, id.start, out, take_scratch)? {
+                    self.read_part(id.source, id.start, out)?;
+                }
             }
         }
+        Ok(place)
+    }
+
+    /// Fills `out` from a tensor whose values are cast or reversed, and lie in one run of a file. The run is read past the
+    /// page cache into a scratch buffer. Returns false if it must be read otherwise.
+    fn read_converted(
+        &self,
+        index: u32,
+        offset: u64,
+        out: &mut [u8],
+        take_scratch: impl FnOnce() -> Option<Buffer>,
+    ) -> Result<bool, CacheError> {
+        let bytes = &self.virtual_file().tensors()[index as usize].bytes;
+        let run = bytes.source_run(offset, out.len() as u64);
+        let Some(run) = run.filter(|run| {
+            let range = run.offset..run.offset + run.len;
+            self.file(run.origin).is_some_and(|file| file.is_direct() && !file.is_cached(&range))
+        }) else {
+            return Ok(false);
+        };
+        let Some(mut scratch) = take_scratch() else { return Ok(false) };
+        let range = run.offset..run.offset + run.len;
+        if buffer_range(&range).end.next_multiple_of(DIRECT_ALIGNMENT_BYTES) > scratch.len() {
+            return Ok(false);
+        }
+        let place = self.read_run(BlockSource::File(run.origin.0), &range, &mut scratch)?;
+        let held = HeldRun { start: range.start, bytes: &scratch[place] };
+        held.convert(bytes, offset, out)?;
+        Ok(true)
     }
 
     /// Reads blocks of one strided tensor in a store, by at most `requests` at once. Each gets its [`block_range`].

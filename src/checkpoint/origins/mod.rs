@@ -9,5 +9,6 @@ mod strided_read;
 mod swapped_read;
 mod whole_units;
 
+pub(crate) use open_origins::HeldRun;
 pub use open_origins::OpenOrigins;
 pub(crate) use scatter::{Scatter, scatters_of};

@@ -16,6 +16,63 @@ use super::patched_read::PatchedReader;
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
+/// A run of an origin that was read already.
+pub struct HeldRun<'a> {
+    /// Its offset in the origin.
+    pub start: u64,
+    pub bytes: &'a [u8],
+}
+
+impl HeldRun<'_> {
+    /// Fills `out` with the bytes of a tensor from `offset` on, which are made of this run
+    /// ([`TensorBytes::source_run`]).
+    pub fn convert(
+        &self,
+        bytes: &TensorBytes,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
+        read_from(bytes, offset, out, &|_| self)
+    }
+}
+
+impl ReadAt for HeldRun<'_> {
+    fn size(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        // Before its start there is nothing.
+        self.bytes.read_exact_at(buf, offset.checked_sub(self.start).unwrap_or(u64::MAX))
+    }
+}
+
+/// Fills `out` with the bytes of a tensor from `offset` on.
+fn read_from<'a>(
+    bytes: &TensorBytes,
+    offset: u64,
+    out: &mut [u8],
+    origin: &impl Fn(OriginId) -> &'a dyn ReadAt,
+) -> Result<(), SourceError> {
+    match bytes {
+        TensorBytes::Run(run) => origin(run.origin).read_exact_at(out, run.offset + offset),
+        TensorBytes::Grid(grid) => read_strided(origin(grid.origin), grid, offset, out),
+        TensorBytes::Boxes(boxes) => {
+            let read =
+                |bytes: &TensorBytes, offset, out: &mut [u8]| read_from(bytes, offset, out, origin);
+            read_boxes(boxes, offset, out, &read)
+        }
+        TensorBytes::Swapped { unit_bytes, inner } => {
+            let read = |out: &mut [u8], offset: u64| read_from(inner, offset, out, origin);
+            read_swapped(*unit_bytes, offset, out, read)
+        }
+        TensorBytes::Cast { from, to, inner } => {
+            let read = |out: &mut [u8], offset: u64| read_from(inner, offset, out, origin);
+            read_cast((*from, *to), offset, out, inner.is_strided(), read)
+        }
+    }
+}
+
 /// All origins of a checkpoint by their ids: open files, and bytes in memory.
 #[derive(Debug)]
 pub struct OpenOrigins(Box<[OpenOrigin]>);
@@ -109,25 +166,7 @@ impl OpenOrigins {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        match bytes {
-            TensorBytes::Run(run) => {
-                self.origin(run.origin).read_exact_at(out, run.offset + offset)
-            }
-            TensorBytes::Grid(grid) => read_strided(self.origin(grid.origin), grid, offset, out),
-            TensorBytes::Boxes(boxes) => {
-                let read =
-                    |bytes: &TensorBytes, offset, out: &mut [u8]| self.read(bytes, offset, out);
-                read_boxes(boxes, offset, out, &read)
-            }
-            TensorBytes::Swapped { unit_bytes, inner } => {
-                let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
-                read_swapped(*unit_bytes, offset, out, read)
-            }
-            TensorBytes::Cast { from, to, inner } => {
-                let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
-                read_cast((*from, *to), offset, out, inner.is_strided(), read)
-            }
-        }
+        read_from(bytes, offset, out, &|origin| self.origin(origin))
     }
 
     /// Tells the kernel that a range of a tensor will be read, if it is contiguous in a file. Several threads read it in
