@@ -4,8 +4,10 @@ Arguments name the cases to measure. SIZE is the part of the model to try it out
 """
 
 import json
+import mmap
 import os
 import subprocess
+import threading
 import time
 
 from bench import REPOSITORY, workloads
@@ -16,6 +18,9 @@ from bench.results import Results
 from bench.targets import SIZE, count_disk_bytes
 
 FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
+
+# What one thread of `read_directly` reads at once.
+PART_BYTES = 2 << 20
 
 # Cold reads in order differ more from run to run than a rename costs.
 RENAME_RUNS = 2 * RUNS
@@ -66,7 +71,7 @@ def measure_casts(bench):
 
 
 def measure_from_pretrained(bench):
-    """The model in bf16, from the view and from the files themselves."""
+    """The model in bf16, from the view and from the files themselves, and the disk alone."""
     bench.make_llama()
     machine = bench.machine
     to_bf16 = {"cast": [{"tensors": "*", "to": "bfloat16"}]}
@@ -87,10 +92,45 @@ def measure_from_pretrained(bench):
     def took(result):
         return {"seconds": result["end"] - result["start"], "cpu": result["cpu"], "peak": result["peak"]}
 
-    runs = machine.compare({"view": through_view, "files": from_files})
+    def disk():
+        machine.cold()
+        return read_directly(bench.models / "llama"), None
+
+    loads = {"view": through_view, "files": from_files}
+    runs = alternate([*loads, "disk"], lambda side: (disk if side == "disk" else loads[side])())
+    assert len({run[side][1] for run in runs for side in loads}) == 1, "another model"
     yield "views-loads", "`from_pretrained`, cold", [
-        {**run["view"], **{f"other {key}": value for key, value in run["files"].items()}} for run in runs
+        {**run["view"][0], **{f"other {key}": value for key, value in run["files"][0].items()}, "disk": run["disk"][0]}
+        for run in runs
     ]  # fmt: skip
+
+
+def read_directly(folder):
+    """Seconds to read the model from the disk past the page cache, by four threads."""
+    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sorted(folder.glob("*.safetensors"))]
+    parts = ((file, at) for file in files for at in range(0, os.fstat(file).st_size, PART_BYTES))
+    lock = threading.Lock()
+
+    def read():
+        # Direct reads need aligned memory.
+        with mmap.mmap(-1, PART_BYTES) as memory:
+            while True:
+                with lock:
+                    part = next(parts, None)
+                if part is None:
+                    return
+                os.preadv(part[0], [memory], part[1])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - start
+    for file in files:
+        os.close(file)
+    return seconds
 
 
 def measure_renames(bench):
