@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use crate::common::samples::{Numbers, all_samples, directory, evict, files_of, sharded};
+use crate::common::samples::{Numbers, all_samples, directory, evict, files_of, sharded, torch};
 use ckptfs::checkpoint::{AxisSlice, Tensor};
-use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route, TensorBuffer};
+use ckptfs::loader::{LoadError, LoadOptions, LoadRecipe, OpenCheckpoint, Route, TensorBuffer};
 use ckptfs::source;
 use rustix::fs::{Advice, fadvise};
 
@@ -85,6 +85,26 @@ fn loads_return_the_bytes_of_the_virtual_file() {
                 let memory = opened.load(opened.tensor(&tensor.name).unwrap()).unwrap();
                 assert!(memory[..] == expected[..], "{name}: {}", tensor.name);
             }
+        }
+    }
+}
+
+#[test]
+fn runs_that_are_converted_are_read_past_the_page_cache() {
+    for ((_folder, path), dtype) in [(sharded(), "int32"), (torch(b"big", false), "bfloat16")] {
+        let steps = format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
+        let recipe = Some(LoadRecipe::parse_json(&steps).unwrap().into());
+        let options = LoadOptions { recipe, ..LoadOptions::default() };
+        let opened = options.open(&path).unwrap();
+        let expected = opened.load_all(opened.tensors()).unwrap();
+        evict(&path);
+        // What is known to be cached is remembered for an open file.
+        let opened = options.open(&path).unwrap();
+        let loaded = opened.load_all(opened.tensors()).unwrap();
+        // Strided tensors bring their storage into the page cache, tiny ones what is around them.
+        assert!(dtype == "bfloat16" || cached(&path) < 500, "{} pages", cached(&path));
+        for ((loaded, expected), tensor) in loaded.iter().zip(&expected).zip(opened.tensors()) {
+            assert!(loaded[..] == expected[..], "{}", tensor.name);
         }
     }
 }
