@@ -19,8 +19,8 @@ from bench.targets import SIZE, count_disk_bytes
 
 FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
 
-# What one thread of `read_directly` reads at once.
-PART_BYTES = 2 << 20
+# Bytes of one direct read.
+READ_BYTES = 2 << 20
 
 # Cold reads in order differ more from run to run than a rename costs.
 RENAME_RUNS = 2 * RUNS
@@ -98,7 +98,7 @@ def measure_from_pretrained(bench):
 
     loads = {"view": through_view, "files": from_files}
     runs = alternate([*loads, "disk"], lambda side: (disk if side == "disk" else loads[side])())
-    assert len({run[side][1] for run in runs for side in loads}) == 1, "another model"
+    assert len({run[side][1] for run in runs for side in loads}) == 1, "the view and the files gave different models"
     yield "views-loads", "`from_pretrained`, cold", [
         {**run["view"][0], **{f"other {key}": value for key, value in run["files"][0].items()}, "disk": run["disk"][0]}
         for run in runs
@@ -106,14 +106,14 @@ def measure_from_pretrained(bench):
 
 
 def read_directly(folder):
-    """Seconds to read the model from the disk past the page cache, by four threads."""
+    """Returns the seconds that four threads take to read the model past the page cache."""
     files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sorted(folder.glob("*.safetensors"))]
-    parts = ((file, at) for file in files for at in range(0, os.fstat(file).st_size, PART_BYTES))
+    parts = ((file, at) for file in files for at in range(0, os.fstat(file).st_size, READ_BYTES))
     lock = threading.Lock()
 
     def read():
         # Direct reads need aligned memory.
-        with mmap.mmap(-1, PART_BYTES) as memory:
+        with mmap.mmap(-1, READ_BYTES) as memory:
             while True:
                 with lock:
                     part = next(parts, None)

@@ -116,8 +116,8 @@ class WorkerProcess:
     def _fault(self, limit=None):
         """Why the process ended, or was killed after `limit` seconds of silence, with its last words."""
         if limit is None:
-            # A signal to the program's processes also ends one that has no session of its own yet. Then it is the
-            # signal that is reported.
+            # A signal to the process group also ends a worker that has not started its own session. Then the signal is
+            # reported, and no fault of the worker.
             with signals.interruptible():
                 code = self._process.wait()
         else:

@@ -150,7 +150,7 @@ def test_a_signal_leaves_nothing(number, state, tmp_path, left):
     until("nothing of it runs", lambda: not processes(mark))
 
 
-def test_a_signal_is_no_fault_of_the_worker_that_it_ended():
+def test_a_signal_that_also_ends_the_worker_is_reported_as_the_signal():
     with WorkerProcess() as worker, pytest.raises(signals.SignalExit) as told, signals.defer_signals():
         os.kill(worker.pid, signal.SIGTERM)
         until("the worker has ended", lambda: worker.is_over)
