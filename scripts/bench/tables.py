@@ -114,8 +114,8 @@ def targets(title, has_row):
 TABLES = {
     "targets": targets("reached", target_table.is_reached),
     "targets-missed": targets("missed", target_table.is_missed),
-    "growth-tensors": growth("first byte, by tensors", "tensor"),
-    "growth-files": growth("first byte, by files", "file"),
+    "growth-tensors": growth("mount and first byte, by tensors", "tensor"),
+    "growth-files": growth("mount and first byte, by files", "file"),
     "growth-readers": growth("512 MiB read by each reader, by readers", "reader"),
     "growth-gigabytes": growth("read whole, by gigabytes", "gigabyte"),
     "ablations": PageTable("ablations", (

@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from bench import REPOSITORY, workloads
 from bench.fixtures import RUNS, alternate, first_byte
@@ -107,29 +108,25 @@ def measure_from_pretrained(bench):
 
 def read_directly(folder):
     """Returns the seconds that four threads take to read the model past the page cache."""
-    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sorted(folder.glob("*.safetensors"))]
-    parts = ((file, at) for file in files for at in range(0, os.fstat(file).st_size, READ_BYTES))
-    lock = threading.Lock()
+    paths = sorted(folder.glob("*.safetensors"))
+    sizes = [path.stat().st_size for path in paths]
+    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
+    reads = [(file, at) for file, size in zip(files, sizes, strict=True) for at in range(0, size, READ_BYTES)]
+    threads = threading.local()
 
-    def read():
-        # Direct reads need aligned memory.
-        with mmap.mmap(-1, READ_BYTES) as memory:
-            while True:
-                with lock:
-                    part = next(parts, None)
-                if part is None:
-                    return
-                os.preadv(part[0], [memory], part[1])
+    def read(file, at):
+        if not hasattr(threads, "memory"):
+            # Of whole pages, as direct reads need it.
+            threads.memory = mmap.mmap(-1, READ_BYTES)
+        return os.preadv(file, [threads.memory], at)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        total = sum(pool.map(lambda one: read(*one), reads))
     seconds = time.perf_counter() - start
     for file in files:
         os.close(file)
+    assert total == sum(sizes), "some bytes were not read"
     return seconds
 
 

@@ -443,8 +443,7 @@ impl FillJob {
         let Some(mut buffer) = self.claim() else { return };
         let (file, id) = (Arc::clone(&self.file), self.id);
         let (sources, blocks) = (&file.sources, &file.blocks);
-        let has_room = file.strided.size == BufferSize::Large;
-        let scratch = || has_room.then(|| blocks.take_buffer(BufferSize::Large)).flatten();
+        let scratch = || blocks.take_buffer(BufferSize::Small);
         let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer, scratch)));
         match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
             Ok(bytes) => self.complete_with(buffer, bytes),

@@ -54,7 +54,7 @@ pub use newest_version::{
 };
 pub use open::{choose_in_directory, open, open_by_name, open_candidate};
 pub use options::ParseOptions;
-pub(crate) use origins::HeldRun;
+pub(crate) use origins::ConvertedRun;
 pub use origins::OpenOrigins;
 pub(crate) use origins::{Scatter, scatters_of};
 pub use patch::{lower_patch_limit, set_patch_limit};

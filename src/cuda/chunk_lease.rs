@@ -1,11 +1,18 @@
 //! A chunk in use: a reader fills it, its pieces are copied out, and it returns to its ring at once.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::destination::{DeviceDestination, merge_adjacent};
 use super::error::CudaError;
 use super::ring::{Chunk, Ring};
 use super::stream::{CudaEvent, CudaStream};
+
+/// As long as pinning a chunk takes (H100). A copy out of one takes 0.1 ms, once its turn comes.
+const BRIEF_WAIT: Duration = Duration::from_millis(1);
+
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Events behind the copies out of a chunk.
 #[derive(Debug, Default)]
@@ -25,6 +32,18 @@ impl PendingCopies {
     /// Waits until all copies are done.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.0.iter().try_for_each(CudaEvent::wait)
+    }
+
+    /// Waits until all copies are done, but for [`BRIEF_WAIT`] at most. Returns whether they are.
+    pub fn wait_briefly(&self) -> Result<bool, CudaError> {
+        let end = Instant::now() + BRIEF_WAIT;
+        while !self.are_done()? {
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(true)
     }
 
     /// Whether there are no events.

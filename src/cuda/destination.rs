@@ -25,31 +25,32 @@ impl Target for DeviceDestination {
     }
 }
 
-/// The copies that pieces need. Pieces that are adjacent both in the file and on the device are one copy: small tensors
-/// in the order of the file need few. `allocation_end` is the address behind the allocation that an address lies in:
-/// drivers refuse a copy to two allocations, even if they are adjacent.
+/// Merges pieces that are adjacent both in the file and on the device into one copy, within one allocation. Small tensors
+/// in the order of the file are then few copies. `allocation_end` returns the end address of the allocation that holds a
+/// piece: drivers refuse a copy that spans two.
 pub fn merge_adjacent(
     pieces: &[(u64, DeviceDestination)],
     allocation_end: impl Fn(&DeviceDestination) -> u64,
 ) -> impl Iterator<Item = (u64, DeviceDestination)> {
     let mut rest = pieces;
     std::iter::from_fn(move || {
-        let (&(offset, mut merged), others) = rest.split_first()?;
+        let (&(offset, first), others) = rest.split_first()?;
         let mut max_end = None;
+        let mut fits = |next: &DeviceDestination| {
+            let max_end = *max_end.get_or_insert_with(|| allocation_end(&first));
+            next.address.checked_add(next.len).is_some_and(|end| end <= max_end)
+        };
+        let (mut merged, mut count) = (first, 0);
         for (next_offset, next) in others {
-            let follows = next.stream == merged.stream
-                && offset.checked_add(merged.len) == Some(*next_offset)
-                && merged.address.checked_add(merged.len) == Some(next.address);
-            if !follows
-                || next.address.saturating_add(next.len)
-                    > *max_end.get_or_insert_with(|| allocation_end(&merged))
-            {
+            let follows_in_file = offset.checked_add(merged.len) == Some(*next_offset);
+            let follows = merged.address.checked_add(merged.len) == Some(next.address);
+            if next.stream != merged.stream || !follows_in_file || !follows || !fits(next) {
                 break;
             }
             merged.len += next.len;
-            rest = &rest[1..];
+            count += 1;
         }
-        rest = &rest[1..];
+        rest = &others[count..];
         Some((offset, merged))
     })
 }
@@ -73,7 +74,7 @@ mod tests {
         let pieces = [piece(10, 100, 4), piece(14, 104, 6), piece(20, 110, 1), piece(22, 111, 3)];
         assert_eq!(merged(&pieces, 200), [(10, 100, 11), (22, 111, 3)]);
         assert_eq!(merged(&pieces, 110), [(10, 100, 10), (20, 110, 1), (22, 111, 3)]);
-        // An allocation ends within a piece, as far as the driver knows: the piece is copied whole.
+        // A piece is never cut, even if its allocation seems to end inside it.
         assert_eq!(merged(&pieces, 102), [(10, 100, 4), (14, 104, 7), (22, 111, 3)]);
         assert_eq!(merged(&[], 102), []);
         let mut pieces = pieces;

@@ -118,7 +118,7 @@ impl Device {
         result::ctx::synchronize().map_err(|e| self.driver_error("cuCtxSynchronize", e))
     }
 
-    /// The address behind the allocation that an address lies in; the address itself if the driver does not know.
+    /// The end address of the allocation that holds an address; the address itself if the driver cannot tell.
     pub(super) fn allocation_end(&self, address: u64) -> u64 {
         let (mut start, mut len) = (0, 0);
         let Ok(_context) = self.enter() else { return address };

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -16,39 +17,40 @@ use super::error::CudaError;
 use super::ring::Chunk;
 use super::stream::CudaStream;
 
-/// Memory of the host that devices copy from by themselves.
+/// Memory of the host that devices copy from by themselves. It must be freed, or stays for good.
 #[derive(Debug)]
 enum PinnedMemory {
-    /// Our own, registered with the driver.
-    Registered(MmapMut),
-    /// The driver's, of so many bytes.
+    /// A mapping of this process, registered with the driver.
+    Registered(ManuallyDrop<MmapMut>),
+    /// Memory that the driver allocated, and its length in bytes.
     Allocated(DriverHandle<*mut c_void>, usize),
 }
 
 impl PinnedMemory {
-    /// Registers zeroed memory of our own. The kernel clears its pages for many threads at once, while the driver
-    /// allocates for one thread at a time, and lets no other call in meanwhile.
+    /// Registers zeroed memory of this process; `None` if that is not possible. The kernel clears pages for several
+    /// threads at once. The driver allocates for one thread at a time, and blocks its other calls meanwhile.
     fn register(device: &Arc<Device>, len: usize) -> Option<PinnedMemory> {
         let mut map = huge_pages::allocate_zeroed(len).ok()?;
-        // A process that is forked must not share pages that a device reads.
+        // After a fork, copy-on-write could replace pages that the device reads: the child does not get them.
         map.advise(Advice::DontFork).ok()?;
-        // Where the kernel cannot do it, the driver does.
+        // Before Linux 5.14 this fails, and the driver populates the pages when it registers them.
         let _ = map.advise(Advice::PopulateWrite);
         let _context = device.enter().ok()?;
         let (start, flags) = (map.as_mut_ptr().cast(), sys::CU_MEMHOSTREGISTER_PORTABLE);
         // SAFETY: the memory belongs to the map, which is kept until it is no longer registered.
         unsafe { sys::cuMemHostRegister_v2(start, len, flags) }.result().ok()?;
-        Some(PinnedMemory::Registered(map))
+        Some(PinnedMemory::Registered(ManuallyDrop::new(map)))
     }
 
     /// Allocates zeroed memory of the driver, in the context of a device.
     fn allocate(device: &Arc<Device>, len: usize) -> Result<PinnedMemory, CudaError> {
         let _context = device.enter()?;
         // SAFETY: the allocation belongs to the returned value alone.
-        let address =
-            unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|e| {
-                CudaError::PinnedMemory { ordinal: device.ordinal(), why: error_text(e) }
-            })?;
+        let allocated = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let address = allocated.map_err(|e| CudaError::PinnedMemory {
+            ordinal: device.ordinal(),
+            why: error_text(e),
+        })?;
         // The driver may return memory with the data of another program.
         // SAFETY: the allocation has `len` bytes, and no other owner.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, len) };
@@ -65,18 +67,23 @@ impl PinnedMemory {
         }
     }
 
-    /// Returns the memory to the system. No copy may read it, and its context must be current.
-    fn free(self) {
+    /// Frees the memory, or leaks it if the driver cannot unregister it.
+    ///
+    /// # Safety
+    ///
+    /// No copy may read it, its context must be current, and it must not be used again.
+    unsafe fn free(&mut self) {
         match self {
-            PinnedMemory::Registered(mut map) => {
-                // SAFETY: it was registered.
-                let done = unsafe { sys::cuMemHostUnregister(map.as_mut_ptr().cast()) };
-                if done.result().is_err() {
-                    std::mem::forget(map);
+            PinnedMemory::Registered(map) => {
+                // SAFETY: `register` registered it, and nobody else unregisters it.
+                let unregistered = unsafe { sys::cuMemHostUnregister(map.as_mut_ptr().cast()) };
+                if unregistered.result().is_ok() {
+                    // SAFETY: the caller does not use it again.
+                    unsafe { ManuallyDrop::drop(map) };
                 }
             }
-            // SAFETY: it was allocated here.
             PinnedMemory::Allocated(address, _) => {
+                // SAFETY: it was allocated here.
                 let _ = unsafe { result::free_host(address.0) };
             }
         }
@@ -87,8 +94,7 @@ impl PinnedMemory {
 #[derive(Debug)]
 pub struct PinnedChunk {
     device: Arc<Device>,
-    /// `None` once it is freed.
-    memory: Option<PinnedMemory>,
+    memory: PinnedMemory,
     pending_copies: PendingCopies,
 }
 
@@ -100,17 +106,14 @@ impl PinnedChunk {
             // Not every system lets programs register memory.
             None => PinnedMemory::allocate(device, len)?,
         };
-        Ok(PinnedChunk {
-            device: Arc::clone(device),
-            memory: Some(memory),
-            pending_copies: PendingCopies::default(),
-        })
+        let pending_copies = PendingCopies::default();
+        Ok(PinnedChunk { device: Arc::clone(device), memory, pending_copies })
     }
 
     /// The bytes, to fill. The chunk must be idle.
     pub fn bytes(&mut self) -> &mut [u8] {
         debug_assert!(self.pending_copies.is_empty(), "a chunk is filled while it may be read");
-        self.memory.as_mut().map_or(&mut [], PinnedMemory::bytes)
+        self.memory.bytes()
     }
 }
 
@@ -142,15 +145,20 @@ impl Chunk for PinnedChunk {
     fn wait(&self) -> Result<(), CudaError> {
         self.pending_copies.wait()
     }
+
+    fn wait_briefly(&self) -> Result<bool, CudaError> {
+        self.pending_copies.wait_briefly()
+    }
 }
 
 impl Drop for PinnedChunk {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        match self.wait().and_then(|()| self.device.enter()) {
-            Ok(_context) => memory.free(),
-            // The device may still read the memory: it is leaked.
-            Err(_) => std::mem::forget(memory),
+        // After an error the device may still read the memory: then it is leaked.
+        if self.wait().is_ok()
+            && let Ok(_context) = self.device.enter()
+        {
+            // SAFETY: no copy reads it any more, and nothing uses it after this.
+            unsafe { self.memory.free() };
         }
     }
 }

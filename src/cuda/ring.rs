@@ -7,9 +7,8 @@ use std::collections::VecDeque;
 
 use super::sync::{Condvar, Mutex, lock, wait};
 
-/// Where so many chunks were given back that are still busy, the first of them is awaited rather than another allocated:
-/// the copies out of it end much sooner.
-const MIN_BUSY_COUNT: usize = 2;
+/// From so many busy chunks on, the first of them is awaited for a moment before another is allocated.
+const BUSY_CHUNKS_TO_AWAIT: usize = 2;
 
 /// A resource that stays busy for a while after it was given back.
 pub trait Chunk {
@@ -19,6 +18,8 @@ pub trait Chunk {
     fn is_idle(&self) -> Result<bool, Self::Fault>;
     /// Waits until it is idle.
     fn wait(&self) -> Result<(), Self::Fault>;
+    /// Waits until it is idle, but no longer than it takes to allocate another. Returns whether it is idle.
+    fn wait_briefly(&self) -> Result<bool, Self::Fault>;
 }
 
 /// A bounded pool of chunks.
@@ -48,14 +49,14 @@ impl<C: Chunk> Ring<C> {
         Ring { state: Mutex::new(state), available: Condvar::new() }
     }
 
-    /// Takes an idle chunk, or allocates one. At capacity, or where several are busy, waits for the chunk that was given
-    /// back first. If an allocation fails and there are other chunks, their number is the capacity until the ring is
-    /// shrunk.
+    /// Takes an idle chunk, or allocates one. At capacity, waits for the chunk that was given back first. If an
+    /// allocation fails and there are other chunks, their number is the capacity until the ring is shrunk.
     pub fn take<E: From<C::Fault>>(
         &self,
         mut allocate: impl FnMut() -> Result<C, E>,
     ) -> Result<C, E> {
         let mut state = lock(&self.state);
+        let mut has_awaited = false;
         loop {
             let is_idle = match state.returned.front().map(C::is_idle).transpose() {
                 Ok(is_idle) => is_idle,
@@ -68,16 +69,31 @@ impl<C: Chunk> Ring<C> {
                     return Err(fault.into());
                 }
             };
-            let can_allocate =
-                state.allocated < state.capacity && state.returned.len() < MIN_BUSY_COUNT;
-            if is_idle == Some(true) || (is_idle.is_some() && !can_allocate) {
+            let can_allocate = state.allocated < state.capacity;
+            let may_await = !has_awaited && state.returned.len() >= BUSY_CHUNKS_TO_AWAIT;
+            if is_idle == Some(true) || (is_idle.is_some() && (!can_allocate || may_await)) {
                 let Some(first) = state.returned.pop_front() else { continue };
                 drop(state);
                 // Without the lock: other threads take and give back chunks meanwhile.
-                return first.wait().map(|()| first).map_err(|fault| {
-                    self.note_lost();
-                    fault.into()
-                });
+                let waited = match can_allocate {
+                    true => first.wait_briefly(),
+                    false => first.wait().map(|()| true),
+                };
+                match waited {
+                    Ok(true) => return Ok(first),
+                    Ok(false) => {
+                        // Its stream may wait for long: the load goes on with another chunk.
+                        has_awaited = true;
+                        state = lock(&self.state);
+                        state.returned.push_front(first);
+                        self.available.notify_one();
+                        continue;
+                    }
+                    Err(fault) => {
+                        self.note_lost();
+                        return Err(fault.into());
+                    }
+                }
             }
             if can_allocate {
                 state.allocated += 1;

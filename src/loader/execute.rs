@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::checkpoint::{HeldRun, OpenOrigins, OriginId, TensorBytes};
+use crate::checkpoint::{ConvertedRun, OpenOrigins, OriginId, TensorBytes};
 use crate::source::{
     DIRECT_ALIGNMENT_BYTES, FileReader, ReadAt, ReadMode, SourceError, WholeFileGuard,
 };
@@ -19,7 +19,7 @@ use crate::threads::{lock, try_spawn};
 use crate::virtual_file::{ReadExtent, ReadJob, Target};
 
 use super::error::LoadError;
-use super::sink::{BUFFER_BYTES, Sink, copy_out, in_place_targets};
+use super::sink::{Sink, copy_out, in_place_targets};
 
 /// An extent of at most so many bytes is read through the page cache: asking what is cached would cost as much.
 const MAX_PLAIN_READ_BYTES: u64 = 64 << 10;
@@ -299,8 +299,8 @@ impl<S> SourceReader<'_, S> {
         }
     }
 
-    /// Reads values that are cast or reversed, and lie in one run of a file, past the page cache. Returns whether it
-    /// did: only into the host's memory.
+    /// Fills host memory with values that are cast or byte-swapped, past the page cache. Returns false if they must be read
+    /// otherwise.
     fn read_converted<T: Target>(
         &self,
         bytes: &TensorBytes,
@@ -311,25 +311,11 @@ impl<S> SourceReader<'_, S> {
         S: Sink<T>,
     {
         let Some(out) = S::host_memory(target) else { return Ok(false) };
-        let Some(run) = bytes.source_run(offset, out.len()) else { return Ok(false) };
-        let range = run.offset..run.offset + run.len;
-        let is_apt = |file: &&FileReader| {
-            run.len > MAX_PLAIN_READ_BYTES && file.is_direct() && !file.is_cached(&range)
-        };
-        let Some(file) = self.source.file(run.origin).filter(is_apt) else { return Ok(false) };
-        // The source of each part fits in a staging buffer, with what is read around it.
-        let max_run_bytes = (BUFFER_BYTES - 4 * DIRECT_ALIGNMENT_BYTES) as u64;
-        let part_bytes = (out.len() * max_run_bytes / run.len).max(1) as usize;
-        for (part, at) in out.chunks_mut(part_bytes).zip((offset..).step_by(part_bytes)) {
-            let Some(run) = bytes.source_run(at, part.len()) else { return Ok(false) };
-            let range = run.offset..run.offset + run.len;
-            self.read_staged(&range, &mut [], |buffer, aligned| {
-                let available = (aligned.end.min(file.open_file().size()) - aligned.start) as usize;
-                file.read_aligned(buffer, available, aligned.start)?;
-                let held = HeldRun { start: aligned.start, bytes: &buffer[..available] };
-                held.convert(bytes, at, part).map(Some)
-            })?;
-        }
+        let file = |origin| self.source.file(origin);
+        let len = out.len();
+        let Some(run) = ConvertedRun::find(bytes, offset, len, file) else { return Ok(false) };
+        self.sink
+            .stage(self.source.path, 0, &mut [], |scratch| run.read(out, scratch).map(Some))?;
         Ok(true)
     }
 

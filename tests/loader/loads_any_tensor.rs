@@ -91,18 +91,24 @@ fn loads_return_the_bytes_of_the_virtual_file() {
 
 #[test]
 fn runs_that_are_converted_are_read_past_the_page_cache() {
-    for ((_folder, path), dtype) in [(sharded(), "int32"), (torch(b"big", false), "bfloat16")] {
+    let swapped = || torch(b"big", false);
+    let samples = [
+        (sharded(), "int32"),
+        (sharded(), "int64"),
+        (swapped(), "bfloat16"),
+        (swapped(), "float64"),
+    ];
+    for ((_folder, path), dtype) in samples {
         let steps = format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
         let recipe = Some(LoadRecipe::parse_json(&steps).unwrap().into());
         let options = LoadOptions { recipe, ..LoadOptions::default() };
         let opened = options.open(&path).unwrap();
         let expected = opened.load_all(opened.tensors()).unwrap();
         evict(&path);
-        // What is known to be cached is remembered for an open file.
-        let opened = options.open(&path).unwrap();
         let loaded = opened.load_all(opened.tensors()).unwrap();
-        // Strided tensors bring their storage into the page cache, tiny ones what is around them.
-        assert!(dtype == "bfloat16" || cached(&path) < 500, "{} pages", cached(&path));
+        // Tiny tensors bring what is around them into the page cache; the strided tensors of the byte-swapped sample, their
+        // storage.
+        assert!(!dtype.starts_with("int") || cached(&path) < 500, "{} pages", cached(&path));
         for ((loaded, expected), tensor) in loaded.iter().zip(&expected).zip(opened.tensors()) {
             assert!(loaded[..] == expected[..], "{}", tensor.name);
         }

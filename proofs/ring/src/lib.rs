@@ -46,6 +46,10 @@ mod tests {
             self.is_read.store(false, Ordering::SeqCst);
             Ok(())
         }
+
+        fn wait_briefly(&self) -> Result<bool, ()> {
+            self.is_idle()
+        }
     }
 
     fn one_round(ring: &Ring<Busy>, made: &AtomicUsize, most: usize) {
@@ -128,6 +132,10 @@ mod tests {
 
         fn wait(&self) -> Result<(), ()> {
             Ok(())
+        }
+
+        fn wait_briefly(&self) -> Result<bool, ()> {
+            Ok(true)
         }
     }
 

@@ -14,7 +14,7 @@ use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
-use crate::checkpoint::{ByteRun, HeldRun, OriginId};
+use crate::checkpoint::{ByteRun, ConvertedRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
     ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, PreferredRequests, SourceError,
@@ -220,7 +220,8 @@ impl FileSources {
         Ok(())
     }
 
-    /// Reads a block into an aligned buffer. Returns where in the buffer it lies. `take_scratch` may give another one.
+    /// Reads a block into an aligned buffer. Returns where in the buffer it lies. `take_scratch` may return a
+    /// second one, for source bytes that are converted.
     pub fn read_block(
         &self,
         id: BlockId,
@@ -240,8 +241,8 @@ impl FileSources {
         Ok(place)
     }
 
-    /// Fills `out` from a tensor whose values are cast or reversed, and lie in one run of a file. The run is read past the
-    /// page cache into a scratch buffer. Returns false if it must be read otherwise.
+    /// Fills `out` with values that are cast or byte-swapped, past the page cache into a scratch buffer. Returns false if
+    /// they must be read otherwise.
     fn read_converted(
         &self,
         index: u32,
@@ -250,21 +251,13 @@ impl FileSources {
         take_scratch: impl FnOnce() -> Option<Buffer>,
     ) -> Result<bool, CacheError> {
         let bytes = &self.virtual_file().tensors()[index as usize].bytes;
-        let run = bytes.source_run(offset, out.len() as u64);
-        let Some(run) = run.filter(|run| {
-            let range = run.offset..run.offset + run.len;
-            self.file(run.origin).is_some_and(|file| file.is_direct() && !file.is_cached(&range))
-        }) else {
+        let file = |origin| self.file(origin);
+        let Some(run) = ConvertedRun::find(bytes, offset, out.len() as u64, file) else {
             return Ok(false);
         };
         let Some(mut scratch) = take_scratch() else { return Ok(false) };
-        let range = run.offset..run.offset + run.len;
-        if buffer_range(&range).end.next_multiple_of(DIRECT_ALIGNMENT_BYTES) > scratch.len() {
-            return Ok(false);
-        }
-        let place = self.read_run(BlockSource::File(run.origin.0), &range, &mut scratch)?;
-        let held = HeldRun { start: range.start, bytes: &scratch[place] };
-        held.convert(bytes, offset, out)?;
+        run.read(out, &mut scratch)?;
+        self.counters.direct_bytes.fetch_add(run.source_bytes(), Relaxed);
         Ok(true)
     }
 

@@ -2,6 +2,7 @@
 
 mod boxes_read;
 mod cast_read;
+mod converted_run;
 mod open_origins;
 mod patched_read;
 mod scatter;
@@ -9,6 +10,6 @@ mod strided_read;
 mod swapped_read;
 mod whole_units;
 
-pub(crate) use open_origins::HeldRun;
+pub(crate) use converted_run::ConvertedRun;
 pub use open_origins::OpenOrigins;
 pub(crate) use scatter::{Scatter, scatters_of};

@@ -16,39 +16,8 @@ use super::patched_read::PatchedReader;
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
-/// A run of an origin that was read already.
-pub struct HeldRun<'a> {
-    /// Its offset in the origin.
-    pub start: u64,
-    pub bytes: &'a [u8],
-}
-
-impl HeldRun<'_> {
-    /// Fills `out` with the bytes of a tensor from `offset` on, which are made of this run
-    /// ([`TensorBytes::source_run`]).
-    pub fn convert(
-        &self,
-        bytes: &TensorBytes,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        read_from(bytes, offset, out, &|_| self)
-    }
-}
-
-impl ReadAt for HeldRun<'_> {
-    fn size(&self) -> u64 {
-        self.start + self.bytes.len() as u64
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        // Before its start there is nothing.
-        self.bytes.read_exact_at(buf, offset.checked_sub(self.start).unwrap_or(u64::MAX))
-    }
-}
-
-/// Fills `out` with the bytes of a tensor from `offset` on.
-fn read_from<'a>(
+/// Fills `out` with the bytes of a tensor from `offset` on. `origin` returns the bytes of an origin.
+pub(super) fn read_from<'a>(
     bytes: &TensorBytes,
     offset: u64,
     out: &mut [u8],

@@ -327,7 +327,10 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(run) => Some(ByteRun { offset: run.offset + offset, len, ..*run }),
             TensorBytes::Grid(_) | TensorBytes::Boxes(_) => None,
-            TensorBytes::Swapped { inner, .. } => inner.source_run(offset, len),
+            TensorBytes::Swapped { unit_bytes, inner } => {
+                let first = offset / unit_bytes * unit_bytes;
+                inner.source_run(first, (offset + len).next_multiple_of(*unit_bytes) - first)
+            }
             TensorBytes::Cast { from, to, inner } => {
                 let [from, to] = [from, to].map(|dtype| u64::from(dtype.bits() / 8));
                 let (first, end) = (offset / to, (offset + len).div_ceil(to));

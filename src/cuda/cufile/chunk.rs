@@ -87,6 +87,10 @@ impl Chunk for RegisteredChunk {
     fn wait(&self) -> Result<(), CudaError> {
         self.pending_copies.wait()
     }
+
+    fn wait_briefly(&self) -> Result<bool, CudaError> {
+        self.pending_copies.wait_briefly()
+    }
 }
 
 impl Drop for RegisteredChunk {

@@ -10,7 +10,7 @@ pub const POISON: u8 = 0xD5;
 const GUARD: u8 = 0x6B;
 const GUARD_BYTES: usize = 256;
 
-/// The alignment of the real driver. As there, allocations of whole such units are adjacent.
+/// The alignment of the real driver. Allocations whose sizes are multiples of it are adjacent, as on a device.
 const ALIGNMENT: u64 = 512;
 
 /// The addresses of one process: none is used twice.

@@ -89,7 +89,7 @@ def test_a_signal_does_not_wait_for_a_store(store, many_small, tmp_path, command
     with subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
         until("it fetches", lambda: store.stats["most_at_once"] >= 4)
         running.send_signal(signal.SIGINT)
-        assert running.wait(5) == FAILED
+        assert running.wait(20) == FAILED
         assert "stopped before" in running.stderr.read()
     assert not list(tmp_path.iterdir())
 
