@@ -161,38 +161,6 @@ fn adjacent_allocations_are_copied_one_by_one() {
     }
 }
 
-/// A load does not wait for copies that wait for the user's earlier work: other chunks are pinned meanwhile.
-#[test]
-fn a_busy_stream_of_the_user_does_not_hold_a_load_up() {
-    let test = test_path!("a_busy_stream_of_the_user_does_not_hold_a_load_up");
-    const COUNT: usize = 5;
-    let report = with_driver(test, &[("STUB_CUDA_DESTROY", "allow")], || {
-        let (_folder, path) = checkpoint_of(std::iter::repeat_n(CHUNK_BYTES as usize, COUNT));
-        let opened = open(&path, 1);
-        let device = Device::open(0).unwrap();
-        let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
-        // SAFETY: the stream is one of this device, and lives on.
-        #[allow(unsafe_code)]
-        let user = unsafe { CudaStream::from_raw(&device, theirs.cu_stream() as usize) };
-        let memory = DeviceSlice::allocate(&device, &[CHUNK_BYTES as usize; COUNT]).unwrap();
-        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| {
-            DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: memory.address() }
-        });
-        let loader = DeviceLoader::new(64 * CHUNK_BYTES);
-        let users = std::slice::from_ref(&user);
-        // The stub does what is queued only when something waits for it.
-        // SAFETY: the memory lives until the user's stream is over.
-        #[allow(unsafe_code)]
-        unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
-        user.synchronize().unwrap();
-        assert_loaded(&opened, &memory);
-    });
-    if let Some(report) = report {
-        assert_clean(&report);
-        assert!(report["peak"]["pinned"].as_u64() >= Some(COUNT as u64 * CHUNK_BYTES), "{report}");
-    }
-}
-
 /// The host does not wait. The user's next work finds the bytes by the order of the stream, and the work
 /// before it is over before the first write.
 #[test]

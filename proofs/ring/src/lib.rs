@@ -118,6 +118,34 @@ mod tests {
         });
     }
 
+    /// A chunk whose copies wait for other work.
+    struct Stuck;
+
+    impl Chunk for Stuck {
+        type Fault = ();
+
+        fn is_idle(&self) -> Result<bool, ()> {
+            Ok(false)
+        }
+
+        fn wait(&self) -> Result<(), ()> {
+            panic!("it would wait for ever");
+        }
+
+        fn wait_briefly(&self) -> Result<bool, ()> {
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn chunks_that_stay_busy_are_left_alone_while_another_can_be_allocated() {
+        loom::model(|| {
+            let ring = Ring::new(3);
+            let take = |ring: &Ring<Stuck>| ring.take(|| Ok::<_, ()>(Stuck)).unwrap();
+            (0..3).for_each(|_| ring.give_back(take(&ring)));
+        });
+    }
+
     /// A chunk that fails at the first query whether it is idle.
     struct Doubtful {
         is_known: AtomicBool,
