@@ -10,7 +10,7 @@ use super::ring::{Chunk, Ring};
 use super::stream::{CudaEvent, CudaStream};
 
 /// As long as pinning a chunk takes (H100). A copy out of one takes 0.1 ms, once its turn comes.
-const BRIEF_WAIT: Duration = Duration::from_millis(1);
+const BUSY_CHUNK_TIMEOUT: Duration = Duration::from_millis(1);
 
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
@@ -34,9 +34,9 @@ impl PendingCopies {
         self.0.iter().try_for_each(CudaEvent::wait)
     }
 
-    /// Waits until all copies are done, but for [`BRIEF_WAIT`] at most. Returns whether they are.
+    /// Waits until all copies are done, but for [`BUSY_CHUNK_TIMEOUT`] at most. Returns whether they are.
     pub fn wait_briefly(&self) -> Result<bool, CudaError> {
-        let end = Instant::now() + BRIEF_WAIT;
+        let end = Instant::now() + BUSY_CHUNK_TIMEOUT;
         while !self.are_done()? {
             if Instant::now() >= end {
                 return Ok(false);
