@@ -256,8 +256,8 @@ impl FileSources {
             return Ok(false);
         };
         let Some(mut scratch) = take_scratch() else { return Ok(false) };
-        run.read(out, &mut scratch)?;
-        self.counters.direct_bytes.fetch_add(run.source_bytes(), Relaxed);
+        let source_bytes = run.read(out, &mut scratch)?;
+        self.counters.direct_bytes.fetch_add(source_bytes, Relaxed);
         Ok(true)
     }
 

@@ -33,14 +33,9 @@ impl<'a> ConvertedRun<'a> {
         (!is_cached).then_some(ConvertedRun { file, bytes, offset, run })
     }
 
-    /// The bytes of the run.
-    pub fn source_bytes(&self) -> u64 {
-        self.run.len
-    }
-
     /// Fills `out` with the range, by direct reads into `scratch`: aligned memory of at least 64 KiB. The file is
-    /// checked to be unchanged.
-    pub fn read(&self, out: &mut [u8], scratch: &mut [u8]) -> Result<(), SourceError> {
+    /// checked to be unchanged. Returns the bytes of the run.
+    pub fn read(&self, out: &mut [u8], scratch: &mut [u8]) -> Result<u64, SourceError> {
         const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
         // A part takes with it what lies around it, for alignment and for values that its ends cut.
         let max_run_bytes = scratch.len() as u64 - 3 * ALIGNMENT_BYTES;
@@ -59,7 +54,7 @@ impl<'a> ConvertedRun<'a> {
             let held = HeldRun { start, bytes: &read[..available] };
             read_from(self.bytes, at, part, &|_| &held)?;
         }
-        Ok(())
+        Ok(self.run.len)
     }
 }
 
