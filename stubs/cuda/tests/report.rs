@@ -40,7 +40,6 @@ fn the_report_tells_what_happened() {
                 r#""cuInit":1"#,
                 r#""device":{"bytes":64,"count":1}"#,
                 r#""pinned":{"bytes":64,"count":1}"#,
-                r#""registered":{"bytes":0,"count":0}"#,
                 r#""contexts":1"#,
                 r#""streams":1"#,
                 r#""peak":{"device":1064,"pinned":64}"#,
