@@ -119,6 +119,19 @@ pub fn legacy_sample() -> (TempDir, PathBuf) {
     write_sample(&file.bytes())
 }
 
+/// Checkpoints, each with steps that cast all its tensors, and the type: of plain runs, and of byte-swapped ones.
+pub fn cast_samples() -> impl Iterator<Item = ((TempDir, PathBuf), String, &'static str)> {
+    let swapped = || torch(b"big", false);
+    let samples = [
+        (sharded(), "int32"),
+        (sharded(), "int64"),
+        (swapped(), "bfloat16"),
+        (swapped(), "float64"),
+    ];
+    let steps = |dtype| format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
+    samples.into_iter().map(move |(sample, dtype)| (sample, steps(dtype), dtype))
+}
+
 pub fn all_samples() -> Vec<(&'static str, (TempDir, PathBuf))> {
     vec![
         ("sharded", sharded()),

@@ -10,7 +10,9 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use crate::common::samples::{Numbers, all_samples, directory, evict, files_of, sharded, torch};
+use crate::common::samples::{
+    Numbers, all_samples, cast_samples, directory, evict, files_of, sharded,
+};
 use ckptfs::checkpoint::{AxisSlice, Tensor};
 use ckptfs::loader::{LoadError, LoadOptions, LoadRecipe, OpenCheckpoint, Route, TensorBuffer};
 use ckptfs::source;
@@ -91,15 +93,7 @@ fn loads_return_the_bytes_of_the_virtual_file() {
 
 #[test]
 fn runs_that_are_converted_are_read_past_the_page_cache() {
-    let swapped = || torch(b"big", false);
-    let samples = [
-        (sharded(), "int32"),
-        (sharded(), "int64"),
-        (swapped(), "bfloat16"),
-        (swapped(), "float64"),
-    ];
-    for ((_folder, path), dtype) in samples {
-        let steps = format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
+    for ((_folder, path), steps, dtype) in cast_samples() {
         let recipe = Some(LoadRecipe::parse_json(&steps).unwrap().into());
         let options = LoadOptions { recipe, ..LoadOptions::default() };
         let opened = options.open(&path).unwrap();

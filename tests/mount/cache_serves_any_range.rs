@@ -118,15 +118,7 @@ fn threads_get_the_right_bytes_with_any_memory() {
 /// Runs that are cast are read past the page cache, as plain ones are. Of byte-swapped ones only the bytes are compared.
 #[test]
 fn converted_runs_are_read_past_the_page_cache() {
-    let swapped = || samples::torch(b"big", false);
-    let samples = [
-        (sharded(), "int32"),
-        (sharded(), "int64"),
-        (swapped(), "bfloat16"),
-        (swapped(), "float64"),
-    ];
-    for ((_directory, path), dtype) in samples {
-        let steps = format!(r#"{{"cast": [{{"tensors": "*", "to": "{dtype}"}}]}}"#);
+    for ((_directory, path), steps, dtype) in samples::cast_samples() {
         let transform = Transform::parse_json(&steps, &path).expect("valid");
         let checkpoint = checkpoint::open(&path, &ParseOptions::default()).expect("readable");
         let cast = transform.apply(checkpoint, Vec::new()).expect("casts that exist");
