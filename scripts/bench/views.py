@@ -82,7 +82,10 @@ def measure_from_pretrained(bench):
         machine.cold()
         with bench.mounted(to_bf16, beside=["config.json"], config={"dtype": "bfloat16"}) as daemon:
             (result,) = machine.measure([worker])
-            return {**took(result), "daemon": daemon.peak}, result["number"]
+            peak = daemon.peak
+        machine.cold()
+        disk = read_directly(bench.models / "llama")
+        return {**took(result), "daemon": peak, "disk": disk}, result["number"]
 
     def from_files():
         worker = machine.worker(FROM_PRETRAINED, bench.models / "llama", bench.tiny)
@@ -93,16 +96,9 @@ def measure_from_pretrained(bench):
     def took(result):
         return {"seconds": result["end"] - result["start"], "cpu": result["cpu"], "peak": result["peak"]}
 
-    def disk():
-        machine.cold()
-        return read_directly(bench.models / "llama"), None
-
-    loads = {"view": through_view, "files": from_files}
-    runs = alternate([*loads, "disk"], lambda side: (disk if side == "disk" else loads[side])())
-    assert len({run[side][1] for run in runs for side in loads}) == 1, "the view and the files gave different models"
+    runs = machine.compare({"view": through_view, "files": from_files})
     yield "views-loads", "`from_pretrained`, cold", [
-        {**run["view"][0], **{f"other {key}": value for key, value in run["files"][0].items()}, "disk": run["disk"][0]}
-        for run in runs
+        {**run["view"], **{f"other {key}": value for key, value in run["files"].items()}} for run in runs
     ]  # fmt: skip
 
 
