@@ -8,6 +8,7 @@ import mmap
 import os
 import pickle
 import random
+import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
@@ -65,7 +66,19 @@ def random_order(mount):
     return kept
 
 
-WORKLOADS = {"from_pretrained": from_pretrained, "load_file": load_file, "random order": random_order}
+def in_order(mount):
+    subprocess.run(["cat", mount / "model.safetensors"], check=True, stdout=subprocess.DEVNULL)
+    return {}
+
+
+# Each workload, and the model that it loads.
+WORKLOADS = {
+    "from_pretrained": (from_pretrained, Models.shards),
+    "from_pretrained, .bin": (from_pretrained, Models.bins),
+    "load_file": (load_file, Models.shards),
+    "random order": (random_order, Models.shards),
+    "cat": (in_order, Models.shards),
+}
 
 
 def time_in_fork(load, mount):
@@ -108,21 +121,25 @@ def main(*names):
         point = Path(folder) / "mount"
         point.mkdir()
 
-        def measure(load, policy):
+        def measure(load, model, policy):
             os.sync()
             page_cache.drop_all()
-            before = count_disk_bytes(models.folder)
-            with left_out(policy), mounted(models.shards(), point):
+            read = count_disk_bytes(models.folder)
+            with left_out(policy), mounted(model, point) as daemon:
+                cpu = daemon.cpu
                 seconds = time_in_fork(load, point)
-            return {"seconds": seconds, "read": count_disk_bytes(models.folder) - before}
+                cpu = daemon.cpu - cpu
+            return {"seconds": seconds, "cpu": cpu, "read": count_disk_bytes(models.folder) - read}
 
-        for workload, load in WORKLOADS.items():
-            with mounted(models.shards("tiny"), point):
+        for workload, (load, shape) in WORKLOADS.items():
+            with mounted(shape(models, "tiny"), point):
                 load(point)
-            runs = alternate(["", *policies], lambda policy, load=load: measure(load, policy))
+            model = shape(models)
+            runs = alternate(["", *policies], lambda policy, load=load, model=model: measure(load, model, policy))
             for policy in policies:
                 results.add("ablations", [POLICIES[policy], workload], [
                     {"all": run[""]["seconds"], "without": run[policy]["seconds"],
+                     "all cpu": run[""]["cpu"], "without cpu": run[policy]["cpu"],
                      "all read": run[""]["read"], "without read": run[policy]["read"]}
                     for run in runs
                 ])  # fmt: skip

@@ -121,6 +121,7 @@ TABLES = {
     "ablations": PageTable("ablations", (
         label("left out"), label(place=1), median("with all, s", "all"), median("without it, s", "without"),
         spreads("ratio without it: median (least to most)", ratios("without", "all")),
+        spreads("the daemon's processor time, ratio", ratios("without cpu", "all cpu")),
         spreads("bytes read from the disk, ratio", ratios("without read", "all read")),
     )),
     "engine": PageTable("engine", (

@@ -144,6 +144,21 @@ def first_byte_of_tensor(path):
         assert len(os.pread(file.fileno(), 1, 8 + length)) == 1
 
 
+def identity(path):
+    with open(path, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+    return found.st_ino, found.st_mtime_ns
+
+
+# Follows the newest version under one path.
+RECIPE = """
+[[file]]
+path = "latest/model.safetensors"
+base = "weight_v000000"
+deltas = "auto"
+"""
+
+
 def main(*encodings):
     """Measures all encodings, or these."""
     results = Results("versions", whole=not encodings)
@@ -176,6 +191,21 @@ def main(*encodings):
                 first_byte_of_tensor(measuring.point / "weight_v000001/model.safetensors")
                 return time.perf_counter() - start
 
+        def followed_first_byte(encoding, prepare):
+            """The same at the path of a recipe, which showed the base before."""
+            run, publish = arrive(encoding)
+            prepare()
+            (measuring.folder / "views.toml").write_text(RECIPE)
+            with measuring.mounted(run, views=measuring.folder / "views.toml"):
+                path = measuring.point / "latest/model.safetensors"
+                before = identity(path)
+                start = time.perf_counter()
+                publish()
+                while identity(path) == before:
+                    time.sleep(0.002)
+                first_byte_of_tensor(path)
+                return time.perf_counter() - start
+
         def patched_first_byte(encoding, prepare):
             shutil.rmtree(local, ignore_errors=True)
             prepare()
@@ -206,10 +236,11 @@ def main(*encodings):
         files = [base / "model.safetensors"]
         for encoding in encodings:
             for state, prepare in measuring.states(*files):
-                compare(
-                    "versions-first-byte", f"{encoding}, base {state}",
-                    lambda: mounted_first_byte(encoding, prepare), lambda: patched_first_byte(encoding, prepare),
-                )  # fmt: skip
+                for where, first_byte in (("", mounted_first_byte), (", at the path of a recipe", followed_first_byte)):
+                    compare(
+                        "versions-first-byte", f"{encoding}, base {state}{where}",
+                        lambda: first_byte(encoding, prepare), lambda: patched_first_byte(encoding, prepare),
+                    )  # fmt: skip
             cached = lambda: measuring.warm(*files)
             compare(
                 "versions-loads", f"{encoding}, base cached",

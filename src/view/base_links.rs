@@ -12,7 +12,7 @@ use crate::source::{FileKind, FileMetadata, Root, absolute_path, is_directory, i
 
 use super::context::ViewContext;
 use super::names::SortedNames;
-use super::symlinks::relative_path;
+use super::relative_path::relative_path;
 
 /// Links by their names: the metadata of each, and its target.
 pub type BaseLinks = BTreeMap<OsString, (FileMetadata, PathBuf)>;

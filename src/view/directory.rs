@@ -20,6 +20,7 @@ use super::error::{Refusal, ViewError};
 use super::hf_cache::{HubNotes, find_hub_notes};
 use super::names::SortedNames;
 use super::planned_file::{BuildOutcome, PlannedFile};
+use super::recipe_open::watched_sources;
 use super::recipe_plan::{CONFIG_NAME, RecipePlan, link_in_path};
 use super::recipe_store::RecipeSnapshot;
 use super::rules::{PlanSource, VirtualFilePlan};
@@ -292,7 +293,9 @@ fn add_recipe_files(context: &ViewContext, plan: &mut DirectoryPlan, files: &[Ar
             PlanSource::Candidate(candidate) => Some(candidate),
             PlanSource::Recipe(_) => None,
         });
-        let recipe = RecipePlan::new(&context.root, &context.base, &plan.names, file, replaced);
+        let ViewContext { root, base, .. } = context;
+        let sources = watched_sources(root, base, file);
+        let recipe = RecipePlan::new(root, base, &plan.names, file, sources, replaced);
         let source = PlanSource::Recipe(Arc::new(recipe));
         plan.files.push(VirtualFilePlan { source, name: name.to_owned() });
     }

@@ -24,6 +24,7 @@ mod planned_file;
 mod recipe_open;
 mod recipe_plan;
 mod recipe_store;
+mod relative_path;
 mod rules;
 mod safetensors_headers;
 mod shown_file;

@@ -14,6 +14,7 @@ use crate::virtual_file::Digest;
 
 use super::context::ViewContext;
 use super::error::{Refusal, ViewError};
+use super::recipe_open::is_current;
 use super::rules::VirtualFilePlan;
 use super::shown_file::{ShownFile, VirtualFileSummary, with_size};
 
@@ -208,7 +209,7 @@ impl PlannedFile {
             .collect();
         // It is unsettled, too, if a folder that the recipe names is missing, or a version came after the plan.
         let recipe = self.plan.recipe();
-        let is_current = recipe.is_none_or(|r| r.is_current(&context.root, &context.base));
+        let is_current = recipe.is_none_or(|plan| is_current(&context.root, &context.base, plan));
         let is_settled = settled == states && is_current;
         let started = Instant::now();
         let previous = self.superseded.as_ref().map(|superseded| &superseded.previous);

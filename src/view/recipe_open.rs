@@ -9,9 +9,11 @@ use crate::checkpoint::{
 };
 use crate::recipe::{Recipe, RecipeFile, RelativePath, VersionSource};
 use crate::source::{FileKind, Root, SourceError, is_source_url};
+use crate::virtual_file::VirtualFile;
 
 use super::error::{RecipeFault, ViewError};
 use super::options::KeepRules;
+use super::recipe_plan::RecipePlan;
 use super::single_target::find_shown;
 
 /// A file of a recipe, opened.
@@ -32,8 +34,42 @@ pub fn open_recipe_file(
     open_recipe(root, base, file, options).map(|opened| opened.checkpoint)
 }
 
+/// Opens a planned file, unless it has a fault or would hide a refused checkpoint.
+pub fn open_planned(
+    root: &Arc<Root>,
+    base: &Path,
+    plan: &RecipePlan,
+    options: &ParseOptions,
+) -> Result<OpenedRecipe, ViewError> {
+    let RecipePlan { file, .. } = plan;
+    let refuse = |fault: RecipeFault| {
+        let path = root.shown_path(&base.join(file.path.as_path()));
+        ViewError::Recipe { path, fault: Box::new(fault) }
+    };
+    if let Some(fault) = &plan.fault {
+        return Err(refuse(fault.clone()));
+    }
+    if let Some(replaced) = &plan.replaced {
+        let directory = base.join(file.path.directory());
+        let by_itself =
+            checkpoint::open_candidate(root, &directory, replaced, &options.without_root_key())
+                .map_err(ViewError::from)
+                .and_then(|checkpoint| Ok(VirtualFile::new(checkpoint)?));
+        // The files of a refused checkpoint are shown as they are, and must not be hidden.
+        if let Err(error) = by_itself {
+            let shown = file.path.as_str().to_owned();
+            let (hidden, reason) = (replaced.name.clone(), error.to_string());
+            return match error.may_pass() {
+                true => Err(error),
+                false => Err(refuse(RecipeFault::HidesRefused { shown, hidden, reason })),
+            };
+        }
+    }
+    open_recipe(root, base, file, options)
+}
+
 /// Like [`open_recipe_file`], with the reason why a newer version is not shown.
-pub fn open_recipe(
+fn open_recipe(
     root: &Arc<Root>,
     base: &Path,
     file: &RecipeFile,
@@ -121,6 +157,12 @@ pub fn watched_sources(root: &Arc<Root>, base: &Path, file: &RecipeFile) -> Vec<
         watched.extend(checkpoint::newest_version_paths(root, paths.versions()));
     }
     watched
+}
+
+/// Whether a plan watches the files of all versions that are there now.
+pub fn is_current(root: &Arc<Root>, base: &Path, plan: &RecipePlan) -> bool {
+    plan.file.versions.is_none()
+        || plan.watched_paths().starts_with(&watched_sources(root, base, &plan.file))
 }
 
 /// Opens the checkpoint that a recipe shows at a path: that of the source, followed by that of a file of the

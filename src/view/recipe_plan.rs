@@ -4,14 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::checkpoint::{self, Candidate, ParseOptions};
+use crate::checkpoint::Candidate;
 use crate::recipe::{RecipeFile, RelativePath};
 use crate::source::{FileKind, OpenFile, ReadAt, Root};
-use crate::virtual_file::VirtualFile;
 
 use super::error::{RecipeFault, ViewError};
 use super::names::SortedNames;
-use super::recipe_open::{OpenedRecipe, open_recipe, watched_sources};
 
 /// The name of the configuration whose fields `config` sets.
 pub const CONFIG_NAME: &str = "config.json";
@@ -47,15 +45,17 @@ impl PartialEq for RecipePlan {
 impl Eq for RecipePlan {}
 
 impl RecipePlan {
-    /// Plans a file for a directory of these names. `base` is the path from the root to the view.
+    /// Plans a file for a directory of these names. `base` is the path from the root to the view, `sources` are the paths
+    /// whose state decides what its checkpoints are.
     pub fn new(
         root: &Arc<Root>,
         base: &Path,
         names: &SortedNames,
         file: &Arc<RecipeFile>,
+        sources: Vec<PathBuf>,
         replaced: Option<Candidate>,
     ) -> RecipePlan {
-        let mut watched = watched_sources(root, base, file);
+        let mut watched = sources;
         let mut fault = link_in_path(root, base, &file.path);
         let beside_directory = beside_directory(root, base, file);
         let beside = match names_beside(root, &beside_directory, file) {
@@ -112,45 +112,6 @@ impl RecipePlan {
     /// The files and directories whose state decides what it is.
     pub fn watched_paths(&self) -> &[PathBuf] {
         &self.watched
-    }
-
-    /// Whether it watches the files of all versions that are there now.
-    pub fn is_current(&self, root: &Arc<Root>, base: &Path) -> bool {
-        self.file.versions.is_none()
-            || self.watched.starts_with(&watched_sources(root, base, &self.file))
-    }
-
-    /// Reads its checkpoints, and applies its steps.
-    pub fn open(
-        &self,
-        root: &Arc<Root>,
-        base: &Path,
-        options: &ParseOptions,
-    ) -> Result<OpenedRecipe, ViewError> {
-        let refuse = |fault: RecipeFault| {
-            let path = root.shown_path(&base.join(self.file.path.as_path()));
-            ViewError::Recipe { path, fault: Box::new(fault) }
-        };
-        if let Some(fault) = &self.fault {
-            return Err(refuse(fault.clone()));
-        }
-        if let Some(replaced) = &self.replaced {
-            let directory = base.join(self.file.path.directory());
-            let by_itself =
-                checkpoint::open_candidate(root, &directory, replaced, &options.without_root_key())
-                    .map_err(ViewError::from)
-                    .and_then(|checkpoint| Ok(VirtualFile::new(checkpoint)?));
-            // The files of a refused checkpoint are shown as they are, and must not be hidden.
-            if let Err(error) = by_itself {
-                let shown = self.file.path.as_str().to_owned();
-                let (hidden, reason) = (replaced.name.clone(), error.to_string());
-                return match error.may_pass() {
-                    true => Err(error),
-                    false => Err(refuse(RecipeFault::HidesRefused { shown, hidden, reason })),
-                };
-            }
-        }
-        open_recipe(root, base, &self.file, options)
     }
 
     /// The text of its `config.json`, if it sets fields of that.

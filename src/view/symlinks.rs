@@ -11,6 +11,7 @@ use crate::source::{FileKind, FileMetadata, LinkPolicy, SourceError};
 
 use super::directory_store::DirectoryStore;
 use super::entry::ViewEntry;
+use super::relative_path::relative_path;
 
 /// What a link in a directory is shown as; `None` if it is no longer there.
 pub fn link_entry(
@@ -140,26 +141,4 @@ pub fn relative_link(directory: &Path, path: &Path, found: FileMetadata) -> View
     let mut link = found;
     (link.kind, link.mode, link.links) = (FileKind::Link, 0o777, 1);
     link_with_target(link, relative_path(directory, path))
-}
-
-/// The path from a directory to another path, both from the root.
-pub fn relative_path(from: &Path, to: &Path) -> PathBuf {
-    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
-    let up = from.components().skip(common).map(|_| Component::ParentDir);
-    let path: PathBuf = up.chain(to.components().skip(common)).collect();
-    if path.as_os_str().is_empty() { PathBuf::from(".") } else { path }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_path_from_one_place_to_another() {
-        let path = |from: &str, to: &str| relative_path(Path::new(from), Path::new(to));
-        assert_eq!(path("a/b", "a/c/file"), Path::new("../c/file"));
-        assert_eq!(path("", "file"), Path::new("file"));
-        assert_eq!(path("a", "a"), Path::new("."));
-        assert_eq!(path("a/b", ""), Path::new("../.."));
-    }
 }

@@ -1,14 +1,14 @@
 //! Work on the bytes of virtual files in chunks, on several threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::checkpoint::OriginId;
-use crate::threads::{join, lock, try_spawn};
+use crate::threads::lock;
 
 use super::error::VirtualFileError;
 use super::file::VirtualFileReader;
+use super::parallel_chunks::for_each_admitted;
 
 /// Threads that read from stores at once, each with a buffer. The store's own limit on requests applies, too.
 const MAX_STORE_THREADS: usize = 32;
@@ -24,59 +24,6 @@ pub trait Progress: Sync {
     fn on_bytes(&self, bytes: u64);
     /// Whether to stop.
     fn should_stop(&self) -> bool;
-}
-
-/// Works on `chunks` in order on some threads, each with a buffer of its own. Ends when all are done (true), one fails,
-/// or the caller stops it (false).
-pub fn for_each_chunk<B: Default, E: Send>(
-    chunks: usize,
-    threads: usize,
-    should_stop: impl Fn() -> bool + Sync,
-    work: impl Fn(&mut B, usize) -> Result<(), E> + Sync,
-) -> Result<bool, E> {
-    for_each_admitted(chunks, threads, should_stop, |_| (), work)
-}
-
-/// Works on chunks as [`for_each_chunk`] does. `admit` is called for each chunk in order, and may wait until others are done.
-/// What it returns is dropped when the chunk is done.
-fn for_each_admitted<B: Default, P, E: Send>(
-    chunks: usize,
-    threads: usize,
-    should_stop: impl Fn() -> bool + Sync,
-    admit: impl Fn(usize) -> P + Sync,
-    work: impl Fn(&mut B, usize) -> Result<(), E> + Sync,
-) -> Result<bool, E> {
-    let next = Mutex::new(0);
-    let has_failed = AtomicBool::new(false);
-    let run = || {
-        let mut buffer = B::default();
-        while !has_failed.load(Ordering::Relaxed) && !should_stop() {
-            let mut next = lock(&next);
-            let chunk = *next;
-            if chunk >= chunks {
-                return Ok(true);
-            }
-            *next += 1;
-            let _permit = admit(chunk);
-            drop(next);
-            work(&mut buffer, chunk).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?;
-        }
-        Ok(false)
-    };
-    let results = std::thread::scope(|scope| {
-        let others: Vec<_> =
-            (1..threads.min(chunks)).map_while(|_| try_spawn(scope, run)).collect();
-        let mut results = vec![run()];
-        results.extend(others.into_iter().map(join));
-        results
-    });
-    match results.into_iter().collect::<Result<Vec<bool>, E>>() {
-        // A thread that returned true saw the end of the work.
-        Ok(ended) => Ok(ended.into_iter().all(|is_complete| is_complete)),
-        // Stopped reads fail, which is no error.
-        Err(_) if should_stop() => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// A limit on the bytes of all windows that are in memory at once.
@@ -161,8 +108,8 @@ impl ChunkReader {
         Ok(is_complete.then_some(buffer))
     }
 
-    /// Works on chunks in order, each of so many bytes, on some threads. See [`for_each_chunk`]. Threads keep no buffer
-    /// of a window.
+    /// Works on chunks of these ranges in order, on some threads. Threads keep no buffer of a window. Ends when all are done
+    /// (true), one fails, or the caller stops it (false).
     pub fn for_each<const N: usize, E: Send>(
         &self,
         chunks: &[Range<u64>],
@@ -195,5 +142,33 @@ impl VirtualFileReader {
         let preferred =
             (0..origins as u32).find_map(|n| self.file(OriginId(n))?.preferred_requests());
         preferred.map_or(local, |preferred| preferred.max_count.clamp(1, MAX_STORE_THREADS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::checkpoint::{ParseOptions, parse_bytes};
+    use crate::virtual_file::VirtualFile;
+
+    #[test]
+    fn a_chunk_that_memory_cannot_hold_is_an_error() {
+        let checkpoint = parse_bytes(
+            b"\x02\0\0\0\0\0\0\0{}",
+            Path::new("x.safetensors"),
+            &ParseOptions::default(),
+        );
+        let file = Arc::new(VirtualFile::new(checkpoint.unwrap()).unwrap());
+        let reader = VirtualFileReader::open(&file).unwrap();
+        // More than any address space has.
+        let range = 0..1 << 50;
+        let read =
+            ChunkReader::new(1 << 20, 1 << 60).read(&reader, &range, &mut Vec::new(), || false);
+        assert!(
+            matches!(read, Err(VirtualFileError::OutOfMemory { bytes, .. }) if bytes == 1 << 50)
+        );
     }
 }

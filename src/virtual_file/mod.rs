@@ -11,17 +11,18 @@ mod digest;
 mod error;
 mod file;
 mod layout;
+mod parallel_chunks;
 mod read_plan;
 mod store_reads;
 
 pub(crate) use chunks::ChunkReader;
 pub use chunks::Progress;
-#[cfg(feature = "remote")]
-pub(crate) use chunks::for_each_chunk;
 pub use digest::Digest;
 pub use error::VirtualFileError;
 pub use file::{VirtualFile, VirtualFileReader};
 pub use layout::{DATA_ALIGNMENT_BYTES, Segment, SegmentSource};
+#[cfg(feature = "remote")]
+pub(crate) use parallel_chunks::for_each_chunk;
 pub(crate) use read_plan::{
     MAX_EXTENT_BYTES, PlanItem, ReadExtent, ReadJob, SplitPolicy, Target, plan_jobs,
 };

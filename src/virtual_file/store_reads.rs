@@ -12,7 +12,7 @@ use crate::checkpoint::{OpenOrigins, OriginId, Tensor, TensorBytes};
 use crate::source::{REMOTE_GAP_BYTES, SourceError};
 use crate::threads::lock;
 
-use super::chunks::for_each_chunk;
+use super::parallel_chunks::for_each_chunk;
 use super::read_plan::{PlanItem, ReadExtent, ReadJob, SplitPolicy, plan_jobs, plan_scatters};
 
 /// Maximum bytes that a window fetches, in percent of its share of what the whole tensor fetches.

@@ -3,7 +3,7 @@
 use crate::checkpoint::tensor::{ByteRun, OriginId, TensorBytes};
 use crate::source::{DIRECT_ALIGNMENT_BYTES, FileReader, ReadAt, ReadMode, SourceError};
 
-use super::open_origins::read_from;
+use super::tensor_read::read_from;
 
 /// A shorter run is read through the page cache, which has the next ones then.
 const MIN_RUN_BYTES: u64 = 64 << 10;

@@ -10,119 +10,65 @@ use crate::source::{OpenFile, ReadAt, SourceError};
 
 use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 
-use super::boxes_read::read_boxes;
-use super::cast_read::read_cast;
 use super::patched_read::PatchedReader;
-use super::strided_read::read_strided;
-use super::swapped_read::read_swapped;
+use super::plain_origins::PlainOrigins;
+use super::tensor_read::read_from;
 
-/// Fills `out` with the bytes of a tensor from `offset` on. `origin` returns the bytes of an origin.
-pub(super) fn read_from<'a>(
-    bytes: &TensorBytes,
-    offset: u64,
-    out: &mut [u8],
-    origin: &impl Fn(OriginId) -> &'a dyn ReadAt,
-) -> Result<(), SourceError> {
-    match bytes {
-        TensorBytes::Run(run) => origin(run.origin).read_exact_at(out, run.offset + offset),
-        TensorBytes::Grid(grid) => read_strided(origin(grid.origin), grid, offset, out),
-        TensorBytes::Boxes(boxes) => {
-            let read =
-                |bytes: &TensorBytes, offset, out: &mut [u8]| read_from(bytes, offset, out, origin);
-            read_boxes(boxes, offset, out, &read)
-        }
-        TensorBytes::Swapped { unit_bytes, inner } => {
-            let read = |out: &mut [u8], offset: u64| read_from(inner, offset, out, origin);
-            read_swapped(*unit_bytes, offset, out, read)
-        }
-        TensorBytes::Cast { from, to, inner } => {
-            let read = |out: &mut [u8], offset: u64| read_from(inner, offset, out, origin);
-            read_cast((*from, *to), offset, out, inner.is_strided(), read)
-        }
-    }
-}
-
-/// All origins of a checkpoint by their ids: open files, and bytes in memory.
+/// All origins of a checkpoint by their ids: open files, bytes in memory, and the tensors that deltas change.
 #[derive(Debug)]
-pub struct OpenOrigins(Box<[OpenOrigin]>);
-
-#[derive(Debug)]
-enum OpenOrigin {
-    File(Arc<OpenFile>),
-    Memory(Arc<[u8]>),
-    Patched(PatchedReader),
+pub struct OpenOrigins {
+    plain: Arc<PlainOrigins>,
+    /// By the ids of all origins, or empty if none is patched.
+    patched: Box<[Option<PatchedReader>]>,
 }
 
 impl OpenOrigins {
     /// Opens each origin, and verifies that it is what was parsed. `open_file` is one that is still open.
     pub fn open(
         origins: &[Origin],
-        mut open_file: Option<OpenFile>,
+        open_file: Option<OpenFile>,
     ) -> Result<OpenOrigins, SourceError> {
-        let open = |origin: &Origin| match origin {
-            Origin::File(file) => {
-                let opened = open_file.take_if(|opened| Arc::ptr_eq(opened.file(), file));
-                Ok(OpenOrigin::File(Arc::new(opened.map_or_else(|| file.open(), Ok)?)))
-            }
-            Origin::Memory(bytes) => Ok(OpenOrigin::Memory(Arc::clone(bytes))),
-            // Made of the others, below.
-            Origin::Patched(_) => Ok(OpenOrigin::Memory(Arc::default())),
-        };
-        let opened = OpenOrigins(origins.iter().map(open).collect::<Result<_, _>>()?);
+        let plain = Arc::new(PlainOrigins::open(origins, open_file)?);
         let is_patched = origins.iter().any(|origin| origin.patched().is_some());
-        Ok(if is_patched { OpenOrigins::with_patched(origins, opened) } else { opened })
-    }
-
-    /// Adds the patched origins to those that they are made of.
-    fn with_patched(origins: &[Origin], plain: OpenOrigins) -> OpenOrigins {
-        let plain = Arc::new(plain);
-        let open = |(origin, opened): (&Origin, &OpenOrigin)| match (origin, opened) {
-            (Origin::Patched(bytes), _) => OpenOrigin::Patched(PatchedReader::new(bytes, &plain)),
-            (_, OpenOrigin::File(file)) => OpenOrigin::File(Arc::clone(file)),
-            (_, OpenOrigin::Memory(bytes)) => OpenOrigin::Memory(Arc::clone(bytes)),
-            (_, OpenOrigin::Patched(_)) => OpenOrigin::Memory(Arc::default()),
+        let patched = |origin: &Origin| Some(PatchedReader::new(origin.patched()?, &plain));
+        let patched = match is_patched {
+            true => origins.iter().map(patched).collect(),
+            false => Box::default(),
         };
-        OpenOrigins(origins.iter().zip(&plain.0).map(open).collect())
+        Ok(OpenOrigins { plain, patched })
     }
 
     /// The open file of an origin; `None` if the origin is in memory, or patched.
     pub fn file(&self, origin: OriginId) -> Option<&Arc<OpenFile>> {
-        match self.0.get(origin.0 as usize)? {
-            OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
-        }
+        self.plain.file(origin)
     }
 
     /// All open files.
     pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
-        self.0.iter().filter_map(|origin| match origin {
-            OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
-        })
+        self.plain.files()
     }
 
     /// Whether an origin is a tensor that deltas change.
     pub fn is_patched(&self, origin: OriginId) -> bool {
-        matches!(self.0.get(origin.0 as usize), Some(OpenOrigin::Patched(_)))
+        self.patched(origin).is_some()
+    }
+
+    fn patched(&self, origin: OriginId) -> Option<&PatchedReader> {
+        self.patched.get(origin.0 as usize)?.as_ref()
     }
 
     /// The origins whose bytes a read of an origin needs: itself, or those of a patched tensor.
     pub fn read_origins(&self, origin: OriginId) -> impl Iterator<Item = OriginId> {
-        let patched = match self.0.get(origin.0 as usize) {
-            Some(OpenOrigin::Patched(patched)) => Some(patched),
-            _ => None,
-        };
+        let patched = self.patched(origin);
         let own = patched.is_none().then_some(origin);
         own.into_iter().chain(patched.into_iter().flat_map(PatchedReader::read_origins))
     }
 
     /// The bytes of an origin, in the order of the origin.
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
-        // The reader of a checkpoint numbers its origins.
-        match &self.0[origin.0 as usize] {
-            OpenOrigin::File(file) => &**file,
-            OpenOrigin::Memory(bytes) => bytes,
-            OpenOrigin::Patched(patched) => patched,
+        match self.patched(origin) {
+            Some(patched) => patched,
+            None => self.plain.origin(origin),
         }
     }
 
@@ -150,10 +96,9 @@ impl OpenOrigins {
 
     /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
-        match self.0.get(origin.0 as usize) {
-            Some(OpenOrigin::File(file)) => file.check_unchanged(),
-            Some(OpenOrigin::Patched(patched)) => patched.check_unchanged(),
-            Some(OpenOrigin::Memory(_)) | None => Ok(()),
+        match self.patched(origin) {
+            Some(patched) => patched.check_unchanged(),
+            None => self.plain.check_unchanged(origin),
         }
     }
 
@@ -168,15 +113,11 @@ impl OpenOrigins {
 
     /// Fails if any origin's bytes changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), SourceError> {
-        (0..self.0.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))
+        (0..self.plain.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))
     }
 
     /// Fails if anything about any origin changed, even if the bytes stayed the same.
     pub fn check_all_states_unchanged(&self) -> Result<(), SourceError> {
-        let mut files = self.0.iter().filter_map(|source| match source {
-            OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) | OpenOrigin::Patched(_) => None,
-        });
-        files.try_for_each(|file| file.check_state_unchanged())
+        self.files().try_for_each(|file| file.check_state_unchanged())
     }
 }

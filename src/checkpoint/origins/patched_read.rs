@@ -13,7 +13,7 @@ use crate::checkpoint::patch::{
 use crate::checkpoint::tensor::{OriginId, PatchDamage, PatchedBytes};
 use crate::source::{Damage, ReadAt, SourceError};
 
-use super::open_origins::OpenOrigins;
+use super::plain_origins::PlainOrigins;
 
 /// Bytes of a tensor that are read and hashed at once.
 const CHECKSUM_READ_BYTES: u64 = 1 << 20;
@@ -22,8 +22,7 @@ const CHECKSUM_READ_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct PatchedReader {
     bytes: Arc<PatchedBytes>,
-    /// The open origins of the checkpoint. None of them is patched.
-    origins: Arc<OpenOrigins>,
+    origins: Arc<PlainOrigins>,
 }
 
 /// Why no patch was decoded.
@@ -46,7 +45,7 @@ impl From<SourceError> for PatchFailure {
 }
 
 impl PatchedReader {
-    pub fn new(bytes: &Arc<PatchedBytes>, origins: &Arc<OpenOrigins>) -> PatchedReader {
+    pub fn new(bytes: &Arc<PatchedBytes>, origins: &Arc<PlainOrigins>) -> PatchedReader {
         PatchedReader { bytes: Arc::clone(bytes), origins: Arc::clone(origins) }
     }
 

@@ -15,7 +15,7 @@ def check(folder, **files):
     for name, text in files.items():
         language = "rs" if "//" in text or "fn " in text or "struct" in text or "const" in text else "py"
         path = folder / ("src" if language == "rs" else "python") / f"{name}.{language}"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
         paths.append(path.relative_to(folder))
     done = subprocess.run([REPOSITORY / "scripts/check-style", *paths], cwd=folder, capture_output=True, text=True)
@@ -50,6 +50,19 @@ def test_what_is_not_our_style_fails(tmp_path, text, said):
 def test_a_type_that_is_defined_twice_fails(tmp_path):
     printed = check(tmp_path, a="pub struct Reply;\n", b="fn b() {}\npub(crate) enum Reply {}\n")
     assert printed == "src/b.rs:2: type Reply is also at src/a.rs:1\n"
+
+
+def test_imports_that_make_a_circle_fail(tmp_path):
+    files = {"room/a": "use super::b::B;\nfn a() {}", "room/b": "use super::c;\nfn b() {}",
+             "room/c": "use crate::room::a::{A};\nfn c() {}", "room/d": "use super::a::A;\nfn d() {}"}  # fmt: skip
+    assert check(tmp_path, **files) == "imports make a circle: src/room/a.rs, src/room/b.rs, src/room/c.rs\n"
+    assert check(tmp_path, **files | {"room/c": "// Not crate::room::a.\nfn c() {}"}) == ""
+
+
+def test_rooms_that_import_one_another_fail(tmp_path):
+    files = {"one/a": "use crate::two::b;\nfn a() {}", "two/b": "fn b() {}",
+             "two/c": "use crate::one::d;\nfn c() {}", "one/d": "fn d() {}"}  # fmt: skip
+    assert check(tmp_path, **files) == "imports make a circle: one, two\n"
 
 
 @pytest.mark.parametrize(

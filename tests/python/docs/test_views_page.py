@@ -14,12 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import models
 from compare import check_same
 from guides import blocks
+from mounts import until
 from pipelines import check_same_pipeline, loaded, sd_checkpoint, stable_diffusion
 from program import DONE
 from samples import numbers
+from versions import name_of, write_delta, write_whole
 from zero import Run
 
 (EVERY_STEP,) = blocks("views.md", "toml", "A recipe")
+(CHAIN,) = blocks("views.md", "toml", "The newest version of a chain")
 HF_FOLDER, SINGLE_FILE, LORA, PART_OF_A_MODEL, EXPERTS, RANK, SEVERAL = blocks("views.md", "toml", "Recipes for common needs")
 
 
@@ -149,6 +152,19 @@ def test_a_rank_has_its_part_of_the_attention(shown, source):
         elif name.endswith("o_proj.weight"):
             expected[name] = tensor.chunk(2, 1)[0].contiguous()
     check_same(load_file(shown(RANK) / "rank0/model.safetensors"), expected)
+
+
+def test_the_newest_version_of_a_chain_is_followed(shown, source):
+    states = [{"w": numbers(seed, 40, 30), "b": numbers(9, 30)} for seed in range(3)]
+    folder = write_whole(source, 1, states[0])
+    models.tokenizer().save_pretrained(folder)
+    write_delta(source, 2, states[0], states[1])
+    latest = shown(CHAIN) / "latest/model.safetensors"
+    halves = [{name: tensor.half() for name, tensor in state.items()} for state in states]
+    check_same(load_file(latest), halves[1])
+    assert {"config.json", "tokenizer.json"} <= {path.name for path in latest.parent.iterdir()}
+    write_delta(source, 3, states[1], states[2])
+    until(f"{name_of(3)} is shown", lambda: torch.equal(load_file(latest)["w"], halves[2]["w"]))
 
 
 def test_files_are_joined(shown, source):

@@ -4,13 +4,17 @@ resumes through it. The runs are real, with two ranks on processors."""
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import models
 import zero
 from compare import check_same
+from guides import blocks
 from program import COMMON
 
 # A run starts in ten seconds, and is over in as many.
@@ -19,6 +23,11 @@ PATIENCE = 240
 RANKS = 2
 
 INTERPRETERS = {"fsdp": sys.executable, "zero3": zero.INTERPRETER}
+
+needs_deepspeed = pytest.mark.skipif(zero.INTERPRETER is None, reason=zero.MISSING)
+
+# Its source is the folder checkpoint-500.
+BF16_FOLDER = blocks("views.md", "toml", "Recipes for common needs")[0]
 
 
 def train(kind, folder, resume=""):
@@ -31,20 +40,51 @@ def train(kind, folder, resume=""):
     return torch.load(f"{folder}.expected", weights_only=True)
 
 
-@pytest.mark.parametrize(
-    "kind", ["fsdp", pytest.param("zero3", marks=pytest.mark.skipif(zero.INTERPRETER is None, reason=zero.MISSING))]
-)
-def test_a_run_loads_and_resumes_through_a_mount(kind, mounts, tmp_path):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    expected = train(kind, runs / "run")
-    mount = mounts(runs)
-    checkpoint = mount.point / "run/checkpoint-2"
+class Trained(NamedTuple):
+    """A finished run: its folder, which has the checkpoints of both steps, and its last tensors."""
+
+    folder: Path
+    expected: dict
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains a run of each kind once."""
+    runs = {}
+
+    def run(kind):
+        if kind not in runs:
+            folder = tmp_path_factory.mktemp(kind) / "run"
+            runs[kind] = Trained(folder, train(kind, folder))
+        return runs[kind]
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["fsdp", pytest.param("zero3", marks=needs_deepspeed)])
+def test_a_run_loads_and_resumes_through_a_mount(kind, trained, mounts, tmp_path):
+    folder, expected = trained(kind)
+    mount = mounts(folder)
+    checkpoint = mount.point / "checkpoint-2"
     # With FSDP, Trainer writes no config beside the weights.
     assert (checkpoint / "config.json").exists() == (kind != "fsdp")
     if kind == "fsdp":
-        shutil.copy(runs / "run.config/config.json", runs / "run/checkpoint-2")
+        shutil.copy(f"{folder}.config/config.json", folder / "checkpoint-2")
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     check_same(model.state_dict(), expected)
-    resumed = train(kind, tmp_path / "again", mount.point / "run/checkpoint-1")
+    resumed = train(kind, tmp_path / "again", mount.point / "checkpoint-1")
     check_same(resumed, expected)
+
+
+@needs_deepspeed
+def test_a_zero3_run_is_served_in_bf16_by_a_recipe(trained, mounts, tmp_path):
+    folder, expected = trained("zero3")
+    checkpoint = tmp_path / "models/checkpoint-500"
+    shutil.copytree(folder / "checkpoint-2", checkpoint)
+    models.tokenizer().save_pretrained(checkpoint)
+    recipe = tmp_path / "views.toml"
+    recipe.write_text(BF16_FOLDER)
+    served = mounts(checkpoint.parent, "--views", recipe).point / "served"
+    model, info = AutoModelForCausalLM.from_pretrained(served, dtype="auto", output_loading_info=True)
+    assert model.dtype == torch.bfloat16 and not any(info.values()), info
+    check_same(model.state_dict(), {name: tensor.bfloat16() for name, tensor in expected.items()})
