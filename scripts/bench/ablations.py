@@ -66,7 +66,7 @@ def random_order(mount):
     return kept
 
 
-def in_order(mount):
+def read_in_order(mount):
     subprocess.run(["cat", mount / "model.safetensors"], check=True, stdout=subprocess.DEVNULL)
     return {}
 
@@ -77,7 +77,7 @@ WORKLOADS = {
     "from_pretrained, .bin": (from_pretrained, Models.bins),
     "load_file": (load_file, Models.shards),
     "random order": (random_order, Models.shards),
-    "cat": (in_order, Models.shards),
+    "cat": (read_in_order, Models.shards),
 }
 
 
@@ -124,17 +124,17 @@ def main(*names):
         def measure(load, model, policy):
             os.sync()
             page_cache.drop_all()
-            read = count_disk_bytes(models.folder)
+            read_before = count_disk_bytes(models.folder)
             with left_out(policy), mounted(model, point) as daemon:
-                cpu = daemon.cpu
+                cpu_before = daemon.cpu
                 seconds = time_in_fork(load, point)
-                cpu = daemon.cpu - cpu
-            return {"seconds": seconds, "cpu": cpu, "read": count_disk_bytes(models.folder) - read}
+                cpu = daemon.cpu - cpu_before
+            return {"seconds": seconds, "cpu": cpu, "read": count_disk_bytes(models.folder) - read_before}
 
-        for workload, (load, shape) in WORKLOADS.items():
-            with mounted(shape(models, "tiny"), point):
+        for workload, (load, model_of) in WORKLOADS.items():
+            with mounted(model_of(models, "tiny"), point):
                 load(point)
-            model = shape(models)
+            model = model_of(models)
             runs = alternate(["", *policies], lambda policy, load=load, model=model: measure(load, model, policy))
             for policy in policies:
                 results.add("ablations", [POLICIES[policy], workload], [

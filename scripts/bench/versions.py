@@ -18,6 +18,9 @@ from bench.results import Results
 TENSORS, ROWS, COLUMNS = 50, 5120, 4096
 CHANGED_SHARE = 0.02
 
+# A version that is not shown by then never will be.
+MAX_WAIT_SECONDS = 30
+
 INDEX = "model.safetensors.index.json"
 
 LOAD = """
@@ -144,10 +147,10 @@ def first_byte_of_tensor(path):
         assert len(os.pread(file.fileno(), 1, 8 + length)) == 1
 
 
-def identity(path):
+def inode_and_time(path):
     with open(path, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-    return found.st_ino, found.st_mtime_ns
+        stat = os.fstat(file.fileno())
+    return stat.st_ino, stat.st_mtime_ns
 
 
 # Follows the newest version under one path.
@@ -191,17 +194,19 @@ def main(*encodings):
                 first_byte_of_tensor(measuring.point / "weight_v000001/model.safetensors")
                 return time.perf_counter() - start
 
-        def followed_first_byte(encoding, prepare):
-            """The same at the path of a recipe, which showed the base before."""
+        def recipe_first_byte(encoding, prepare):
+            """Seconds to the first byte at the path of a recipe, which showed the base before."""
             run, publish = arrive(encoding)
             prepare()
             (measuring.folder / "views.toml").write_text(RECIPE)
             with measuring.mounted(run, views=measuring.folder / "views.toml"):
                 path = measuring.point / "latest/model.safetensors"
-                before = identity(path)
+                before = inode_and_time(path)
                 start = time.perf_counter()
                 publish()
-                while identity(path) == before:
+                while inode_and_time(path) == before:
+                    if time.perf_counter() > start + MAX_WAIT_SECONDS:
+                        raise SystemExit("failed: the recipe does not show the new version")
                     time.sleep(0.002)
                 first_byte_of_tensor(path)
                 return time.perf_counter() - start
@@ -236,9 +241,9 @@ def main(*encodings):
         files = [base / "model.safetensors"]
         for encoding in encodings:
             for state, prepare in measuring.states(*files):
-                for where, first_byte in (("", mounted_first_byte), (", at the path of a recipe", followed_first_byte)):
+                for suffix, first_byte in (("", mounted_first_byte), (", at the path of a recipe", recipe_first_byte)):
                     compare(
-                        "versions-first-byte", f"{encoding}, base {state}{where}",
+                        "versions-first-byte", f"{encoding}, base {state}{suffix}",
                         lambda: first_byte(encoding, prepare), lambda: patched_first_byte(encoding, prepare),
                     )  # fmt: skip
             cached = lambda: measuring.warm(*files)

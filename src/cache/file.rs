@@ -34,8 +34,6 @@ pub struct CachedFile {
     counters: Arc<AtomicCounters>,
     /// The blocks of strided tensors.
     strided: StridedBlocks,
-    /// The buffers of bytes that a block's values are made from.
-    scratch_size: BufferSize,
     /// Held while a job claims the blocks of a window, so that no other job claims some of them.
     window_claims: Mutex<()>,
 }
@@ -43,8 +41,8 @@ pub struct CachedFile {
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
 const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 
-/// The memory limit from which on values are converted from large buffers: those of all threads of a disk take an eighth
-/// of it at most. A small buffer needs three reads for the 2 MiB of a block that halves its values.
+/// Minimum memory limit for large conversion buffers. The threads of one disk then hold at most an eighth of it. A block that
+/// is cast from float32 to bfloat16 needs 2 MiB of its source: one read, or three with a small buffer.
 const LARGE_SCRATCH_MIN_LIMIT_BYTES: u64 = 256 << 20;
 
 /// The share of the memory limit that one part may take, as its divisor: many parts are in flight.
@@ -79,21 +77,8 @@ impl CachedFile {
         let max_window_bytes = blocks.memory_limit() / WINDOW_MEMORY_DIVISOR;
         let max_window_bytes = sources.reader().is_remote().then_some(max_window_bytes);
         let strided = StridedBlocks::new(strided_size, virtual_file, max_window_bytes);
-        let scratch_size = match blocks.memory_limit() >= LARGE_SCRATCH_MIN_LIMIT_BYTES {
-            true => BufferSize::Large,
-            false => BufferSize::Small,
-        };
         let window_claims = Mutex::default();
-        CachedFile {
-            file_id,
-            blocks,
-            sources,
-            prefetcher,
-            counters,
-            strided,
-            scratch_size,
-            window_claims,
-        }
+        CachedFile { file_id, blocks, sources, prefetcher, counters, strided, window_claims }
     }
 
     /// Reads the virtual file without the cache.
@@ -226,6 +211,14 @@ impl CachedFile {
                 Err(error) => reply.send(Err(&error)),
             }
         });
+    }
+
+    /// A buffer for the source bytes of a block that is converted: a large one if there is room beside the blocks.
+    fn take_conversion_buffer(&self) -> Option<Buffer> {
+        let may_be_large = self.blocks.memory_limit() >= LARGE_SCRATCH_MIN_LIMIT_BYTES;
+        let large =
+            may_be_large.then(|| self.blocks.take_spare_buffer(BufferSize::Large)).flatten();
+        large.or_else(|| self.blocks.take_buffer(BufferSize::Small))
     }
 
     fn copy_in_memory(&self, plan: &ReadPlan, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
@@ -462,7 +455,7 @@ impl FillJob {
         let Some(mut buffer) = self.claim() else { return };
         let (file, id) = (Arc::clone(&self.file), self.id);
         let (sources, blocks) = (&file.sources, &file.blocks);
-        let scratch = || blocks.take_buffer(file.scratch_size);
+        let scratch = || file.take_conversion_buffer();
         let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer, scratch)));
         match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
             Ok(bytes) => self.complete_with(buffer, bytes),

@@ -294,8 +294,8 @@ fn add_recipe_files(context: &ViewContext, plan: &mut DirectoryPlan, files: &[Ar
             PlanSource::Recipe(_) => None,
         });
         let ViewContext { root, base, .. } = context;
-        let sources = watched_sources(root, base, file);
-        let recipe = RecipePlan::new(root, base, &plan.names, file, sources, replaced);
+        let watched = watched_sources(root, base, file);
+        let recipe = RecipePlan::new(root, base, &plan.names, file, watched, replaced);
         let source = PlanSource::Recipe(Arc::new(recipe));
         plan.files.push(VirtualFilePlan { source, name: name.to_owned() });
     }

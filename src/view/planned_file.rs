@@ -14,7 +14,7 @@ use crate::virtual_file::Digest;
 
 use super::context::ViewContext;
 use super::error::{Refusal, ViewError};
-use super::recipe_open::is_current;
+use super::recipe_open::watches_all_versions;
 use super::rules::VirtualFilePlan;
 use super::shown_file::{ShownFile, VirtualFileSummary, with_size};
 
@@ -209,7 +209,8 @@ impl PlannedFile {
             .collect();
         // It is unsettled, too, if a folder that the recipe names is missing, or a version came after the plan.
         let recipe = self.plan.recipe();
-        let is_current = recipe.is_none_or(|plan| is_current(&context.root, &context.base, plan));
+        let is_current =
+            recipe.is_none_or(|plan| watches_all_versions(&context.root, &context.base, plan));
         let is_settled = settled == states && is_current;
         let started = Instant::now();
         let previous = self.superseded.as_ref().map(|superseded| &superseded.previous);

@@ -34,8 +34,8 @@ pub fn open_recipe_file(
     open_recipe(root, base, file, options).map(|opened| opened.checkpoint)
 }
 
-/// Opens a planned file, unless it has a fault or would hide a refused checkpoint.
-pub fn open_planned(
+/// Opens the file of a plan. Fails if the plan has a fault, or its file would hide a refused checkpoint.
+pub fn open_recipe_plan(
     root: &Arc<Root>,
     base: &Path,
     plan: &RecipePlan,
@@ -160,7 +160,7 @@ pub fn watched_sources(root: &Arc<Root>, base: &Path, file: &RecipeFile) -> Vec<
 }
 
 /// Whether a plan watches the files of all versions that are there now.
-pub fn is_current(root: &Arc<Root>, base: &Path, plan: &RecipePlan) -> bool {
+pub fn watches_all_versions(root: &Arc<Root>, base: &Path, plan: &RecipePlan) -> bool {
     plan.file.versions.is_none()
         || plan.watched_paths().starts_with(&watched_sources(root, base, &plan.file))
 }

@@ -45,17 +45,16 @@ impl PartialEq for RecipePlan {
 impl Eq for RecipePlan {}
 
 impl RecipePlan {
-    /// Plans a file for a directory of these names. `base` is the path from the root to the view, `sources` are the paths
-    /// whose state decides what its checkpoints are.
+    /// Plans a file for a directory of these names. `base` is the path from the root to the view. `watched` has the paths
+    /// that decide which checkpoints the file is made of.
     pub fn new(
         root: &Arc<Root>,
         base: &Path,
         names: &SortedNames,
         file: &Arc<RecipeFile>,
-        sources: Vec<PathBuf>,
+        mut watched: Vec<PathBuf>,
         replaced: Option<Candidate>,
     ) -> RecipePlan {
-        let mut watched = sources;
         let mut fault = link_in_path(root, base, &file.path);
         let beside_directory = beside_directory(root, base, file);
         let beside = match names_beside(root, &beside_directory, file) {

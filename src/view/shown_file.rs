@@ -11,7 +11,7 @@ use crate::virtual_file::{Digest, VirtualFile};
 
 use super::context::ViewContext;
 use super::error::{Refusal, ViewError};
-use super::recipe_open::open_planned;
+use super::recipe_open::open_recipe_plan;
 use super::rules::{PlanSource, VirtualFilePlan};
 use super::virtual_index;
 
@@ -163,7 +163,7 @@ fn parse(
             Ok((checkpoint::open_candidate(&context.root, directory, candidate, options)?, None))
         }
         PlanSource::Recipe(recipe) => {
-            let opened = open_planned(&context.root, &context.base, recipe, options)?;
+            let opened = open_recipe_plan(&context.root, &context.base, recipe, options)?;
             Ok((opened.checkpoint, opened.withheld))
         }
     };

@@ -108,8 +108,8 @@ impl ChunkReader {
         Ok(is_complete.then_some(buffer))
     }
 
-    /// Works on chunks of these ranges in order, on some threads. Threads keep no buffer of a window. Ends when all are done
-    /// (true), one fails, or the caller stops it (false).
+    /// Calls `work` for each chunk in order, on some threads, each with buffers of its own. Returns true when all chunks are
+    /// done, and false when the caller stops it. The buffers of a window are freed after it.
     pub fn for_each<const N: usize, E: Send>(
         &self,
         chunks: &[Range<u64>],
@@ -163,7 +163,7 @@ mod tests {
         );
         let file = Arc::new(VirtualFile::new(checkpoint.unwrap()).unwrap());
         let reader = VirtualFileReader::open(&file).unwrap();
-        // More than any address space has.
+        // 1 PiB, of which a process has 128 TiB by default.
         let range = 0..1 << 50;
         let read =
             ChunkReader::new(1 << 20, 1 << 60).read(&reader, &range, &mut Vec::new(), || false);

@@ -231,7 +231,7 @@ impl BlockTable {
             return Some(buffer);
         }
         self.lock().evict(true, &self.counters);
-        if let Some(buffer) = self.pool.reuse(size).or_else(|| self.pool.allocate(size)) {
+        if let Some(buffer) = self.take_spare_buffer(size) {
             return Some(buffer);
         }
         let evict = || match size {
@@ -239,11 +239,16 @@ impl BlockTable {
             BufferSize::Large => self.evict_slab(),
         };
         while evict() {
-            if let Some(buffer) = self.pool.reuse(size).or_else(|| self.pool.allocate(size)) {
+            if let Some(buffer) = self.take_spare_buffer(size) {
                 return Some(buffer);
             }
         }
         None
+    }
+
+    /// Takes a buffer if the limit has room for it beside all blocks.
+    pub fn take_spare_buffer(&self, size: BufferSize) -> Option<Buffer> {
+        self.pool.reuse(size).or_else(|| self.pool.allocate(size))
     }
 
     /// The bytes of all buffers, and their limit.

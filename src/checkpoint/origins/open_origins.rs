@@ -18,7 +18,7 @@ use super::tensor_read::read_from;
 #[derive(Debug)]
 pub struct OpenOrigins {
     plain: Arc<PlainOrigins>,
-    /// By the ids of all origins, or empty if none is patched.
+    /// By origin id, `None` for a plain origin. Empty if no origin is patched.
     patched: Box<[Option<PatchedReader>]>,
 }
 

@@ -1,4 +1,4 @@
-//! The origins of a checkpoint that no delta changes, held open.
+//! The open files and in-memory bytes of a checkpoint: all its origins but the patched ones.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ pub struct PlainOrigins(Box<[PlainOrigin]>);
 enum PlainOrigin {
     File(Arc<OpenFile>),
     Memory(Arc<[u8]>),
-    /// A tensor that deltas change: it is made of the others.
-    Patched,
+    /// The id of a patched origin, which has no bytes here.
+    Placeholder,
 }
 
 impl PlainOrigins {
@@ -33,12 +33,12 @@ impl PlainOrigins {
                 Ok(PlainOrigin::File(Arc::new(opened.map_or_else(|| file.open(), Ok)?)))
             }
             Origin::Memory(bytes) => Ok(PlainOrigin::Memory(Arc::clone(bytes))),
-            Origin::Patched(_) => Ok(PlainOrigin::Patched),
+            Origin::Patched(_) => Ok(PlainOrigin::Placeholder),
         };
         Ok(PlainOrigins(origins.iter().map(open).collect::<Result<_, _>>()?))
     }
 
-    /// The number of all origins, patched ones too.
+    /// The number of ids, those of patched origins included.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -47,7 +47,7 @@ impl PlainOrigins {
     pub fn file(&self, origin: OriginId) -> Option<&Arc<OpenFile>> {
         match self.0.get(origin.0 as usize)? {
             PlainOrigin::File(file) => Some(file),
-            PlainOrigin::Memory(_) | PlainOrigin::Patched => None,
+            PlainOrigin::Memory(_) | PlainOrigin::Placeholder => None,
         }
     }
 
@@ -56,13 +56,13 @@ impl PlainOrigins {
         (0..self.len() as u32).filter_map(|origin| self.file(OriginId(origin)))
     }
 
-    /// The bytes of an origin, in the order of the origin. A patched one has none here.
+    /// The bytes of an origin, in the order of the origin.
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
         // The reader of a checkpoint numbers its origins.
         match &self.0[origin.0 as usize] {
             PlainOrigin::File(file) => &**file,
             PlainOrigin::Memory(bytes) => bytes,
-            PlainOrigin::Patched => &NO_BYTES,
+            PlainOrigin::Placeholder => &NO_BYTES,
         }
     }
 

@@ -159,7 +159,7 @@ mod tests {
     const OBJECT: ObjectId = ObjectId([7; 16]);
 
     fn write(folder: &Path, start: u64, bytes: &[u8]) -> Range<u64> {
-        let mut writer = BlockWriter::create(folder, start, bytes.len() as u64 + 100_000).unwrap();
+        let mut writer = BlockWriter::create(folder, start).unwrap();
         for piece in bytes.chunks(50_000) {
             writer.append(piece).unwrap();
         }

@@ -148,11 +148,11 @@ impl CachedObject {
     }
 
     fn begin(&self, start: u64, end: u64) -> Option<UnfinishedBlock<'_>> {
-        let max_bytes = (end - start).min(MAX_BLOCK_BYTES);
-        let room = self.cache.make_room(max_bytes + BLOCK_OVERHEAD_BYTES)?;
+        let room =
+            self.cache.make_room((end - start).min(MAX_BLOCK_BYTES) + BLOCK_OVERHEAD_BYTES)?;
         let create = || {
             self.keep_manifest()?;
-            BlockWriter::create(&self.folder, start, max_bytes)
+            BlockWriter::create(&self.folder, start)
         };
         let created = create().or_else(|error| match error.kind() {
             // The folder was removed in between.

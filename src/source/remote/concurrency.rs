@@ -1,9 +1,8 @@
 //! How many requests of one store are in flight at once.
 //!
 //! A store bounds the speed of each connection. The network, the processor or the store bounds all of them together,
-//! at an unknown speed. So the limit begins low, grows while more requests bring more bytes, and
-//! is halved when the store asks for less. [`ConcurrencyController`] is a pure state machine; [`RequestGate`] makes
-//! readers wait.
+//! at an unknown speed. The limit grows while more requests bring more bytes, and is halved when the store asks for less.
+//! [`ConcurrencyController`] is a pure state machine; [`RequestGate`] makes readers wait.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,8 +12,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::threads::lock;
 
-/// The first limit: 32 connections of 50 MB/s are 13 Gbit/s. A load of 2.2 GB through a mount, which began with 16, took
-/// 1.12 times as long, since it ended before the limit had grown.
+/// 32 connections of 50 MB/s are 13 Gbit/s. A load of 2.2 GB through a mount took 1.06 times as long with 16: it ended before
+/// the limit had grown.
 const FIRST_LIMIT: usize = 32;
 
 /// The default of the highest limit: at 50 MB/s a connection, 25 Gbit/s.

@@ -160,11 +160,11 @@ def test_the_newest_version_of_a_chain_is_followed(shown, source):
     models.tokenizer().save_pretrained(folder)
     write_delta(source, 2, states[0], states[1])
     latest = shown(CHAIN) / "latest/model.safetensors"
-    halves = [{name: tensor.half() for name, tensor in state.items()} for state in states]
-    check_same(load_file(latest), halves[1])
+    states_fp16 = [{name: tensor.half() for name, tensor in state.items()} for state in states]
+    check_same(load_file(latest), states_fp16[1])
     assert {"config.json", "tokenizer.json"} <= {path.name for path in latest.parent.iterdir()}
     write_delta(source, 3, states[1], states[2])
-    until(f"{name_of(3)} is shown", lambda: torch.equal(load_file(latest)["w"], halves[2]["w"]))
+    until(f"{name_of(3)} is shown", lambda: torch.equal(load_file(latest)["w"], states_fp16[2]["w"]))
 
 
 def test_files_are_joined(shown, source):

@@ -26,8 +26,8 @@ INTERPRETERS = {"fsdp": sys.executable, "zero3": zero.INTERPRETER}
 
 needs_deepspeed = pytest.mark.skipif(zero.INTERPRETER is None, reason=zero.MISSING)
 
-# Its source is the folder checkpoint-500.
-BF16_FOLDER = blocks("views.md", "toml", "Recipes for common needs")[0]
+# The recipe of the page reads the folder checkpoint-500.
+HF_FOLDER = blocks("views.md", "toml", "Recipes for common needs")[0]
 
 
 def train(kind, folder, resume=""):
@@ -40,36 +40,38 @@ def train(kind, folder, resume=""):
     return torch.load(f"{folder}.expected", weights_only=True)
 
 
-class Trained(NamedTuple):
-    """A finished run: its folder, which has the checkpoints of both steps, and its last tensors."""
+class TrainingRun(NamedTuple):
+    """A finished run: the folder of its two checkpoints, and the tensors after the last step."""
 
     folder: Path
     expected: dict
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Trains a run of each kind once."""
+def training_run(tmp_path_factory):
+    """A function that trains a run of a kind, once for all tests."""
     runs = {}
 
     def run(kind):
         if kind not in runs:
             folder = tmp_path_factory.mktemp(kind) / "run"
-            runs[kind] = Trained(folder, train(kind, folder))
+            runs[kind] = TrainingRun(folder, train(kind, folder))
         return runs[kind]
 
     return run
 
 
 @pytest.mark.parametrize("kind", ["fsdp", pytest.param("zero3", marks=needs_deepspeed)])
-def test_a_run_loads_and_resumes_through_a_mount(kind, trained, mounts, tmp_path):
-    folder, expected = trained(kind)
+def test_a_run_loads_and_resumes_through_a_mount(kind, training_run, mounts, tmp_path):
+    trained, expected = training_run(kind)
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
     mount = mounts(folder)
     checkpoint = mount.point / "checkpoint-2"
     # With FSDP, Trainer writes no config beside the weights.
     assert (checkpoint / "config.json").exists() == (kind != "fsdp")
     if kind == "fsdp":
-        shutil.copy(f"{folder}.config/config.json", folder / "checkpoint-2")
+        shutil.copy(f"{trained}.config/config.json", folder / "checkpoint-2")
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     check_same(model.state_dict(), expected)
     resumed = train(kind, tmp_path / "again", mount.point / "checkpoint-1")
@@ -77,13 +79,13 @@ def test_a_run_loads_and_resumes_through_a_mount(kind, trained, mounts, tmp_path
 
 
 @needs_deepspeed
-def test_a_zero3_run_is_served_in_bf16_by_a_recipe(trained, mounts, tmp_path):
-    folder, expected = trained("zero3")
+def test_a_zero3_run_is_served_in_bf16_by_a_recipe(training_run, mounts, tmp_path):
+    folder, expected = training_run("zero3")
     checkpoint = tmp_path / "models/checkpoint-500"
     shutil.copytree(folder / "checkpoint-2", checkpoint)
     models.tokenizer().save_pretrained(checkpoint)
     recipe = tmp_path / "views.toml"
-    recipe.write_text(BF16_FOLDER)
+    recipe.write_text(HF_FOLDER)
     served = mounts(checkpoint.parent, "--views", recipe).point / "served"
     model, info = AutoModelForCausalLM.from_pretrained(served, dtype="auto", output_loading_info=True)
     assert model.dtype == torch.bfloat16 and not any(info.values()), info

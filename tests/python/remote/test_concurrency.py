@@ -14,7 +14,7 @@ PART_BYTES = 8 << 20
 LATENCY = {"latency_ms": 400}
 
 # The limits of requests in flight: at first, and for a store that is never busy.
-INITIAL_LIMIT, MAX_LIMIT = 16, 64
+INITIAL_LIMIT, MAX_LIMIT = 32, 64
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ def load_concurrency(store, url, **faults):
 
 def test_a_busy_store_halves_the_requests_in_flight_and_they_grow_again(parts):
     store, write = parts
-    url, short_url = write("busy", 40), write("short", 20)
+    url, short_url = write("busy", 80), write("short", 60)
     calm = load_concurrency(store, url)
     assert calm >= INITIAL_LIMIT
     # One of many requests is refused: the others go on, and the next load begins with half the limit.
-    before = load_concurrency(store, url, path="/busy/", method="GET", status=503, status_every=30, retry_after="0")
+    before = load_concurrency(store, url, path="/busy/", method="GET", status=503, status_every=60, retry_after="0")
     assert store.stats["faulted"] == 1
     halved = load_concurrency(store, short_url)
     # The limit may have grown by half after the largest number was seen.
