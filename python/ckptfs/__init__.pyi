@@ -258,7 +258,7 @@ def mount(
     threads: int | None = None,
     readahead: int | str | None = None,
     no_passthrough: bool = False,
-    no_remember: bool = False,
+    remember: Literal["stores", "all", "none"] | None = None,
     nonempty: bool = False,
     log_file: _Path | None = None,
     verbose: int = 0,

@@ -127,7 +127,7 @@ class Mount:
 
 def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
           follow_symlinks=False, ranks=None, delta_base=None, views=None, allow_other=False, uid=None, gid=None, memory=None, threads=None,
-          readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
+          readahead=None, no_passthrough=False, remember=None, nonempty=False, log_file=None, verbose=0,
           metrics=None, allow_http=None, anonymous=None, instance_metadata=None, stall_timeout=None,
           outage_timeout=None, poll_interval=None, connections=None, cache_dir=None, cache_size=None,
           cache_min_free=None, no_cache=None, offline=None):
@@ -161,7 +161,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     - `threads`: how many take requests of the kernel, 1 to 256.
     - `readahead`: the most for each stream, in bytes or as text, at least 1M; 0 disables it.
     - `no_passthrough`: serve unchanged files through the daemon too.
-    - `no_remember`: neither record nor replay the order in which a model is loaded.
+    - `remember`: of which models the order of a load is recorded and replayed: "stores" (the default), "all" or "none".
     - `nonempty`: mount over a directory that is not empty.
     - `log_file`: a file for the daemon's log.
     - `verbose`: how much is logged: 1 adds events, 2 requests, 3 everything.

@@ -114,11 +114,11 @@ class Daemon:
 
 
 @contextmanager
-def mounted(source, point, remembered=None, views=None):
-    """A mount by a daemon of its own, which has ended when this has. It reads and writes access traces in the folder
-    `remembered`; without one it has none. `views` is a recipe."""
-    with tempfile.TemporaryDirectory() as cache:
-        env = os.environ | {"XDG_CACHE_HOME": str(remembered or cache)}
+def mounted(source, point, cache=None, views=None):
+    """A mount by a daemon of its own, which has ended when this has. `cache` is the folder of its access traces and of its
+    cache on disk; without one it begins with an empty one. `views` is a recipe."""
+    with tempfile.TemporaryDirectory() as empty:
+        env = os.environ | {"XDG_CACHE_HOME": str(cache or empty)}
         start = time.perf_counter()
         options = ["--views", views] if views else []
         subprocess.run([CKPTFS, "mount", *options, source, point], check=True, env=env)

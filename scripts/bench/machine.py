@@ -101,12 +101,12 @@ class Machine:
         return worker
 
     def run(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
-              remembered=None, python=None):  # fmt: skip
+              python=None):  # fmt: skip
         """Runs a request in so many processes at once, through a fresh mount of the source if there is one. Returns
         the time that they took, and the result of them all. `prepare` comes before the mount, `begin` after it."""
         workers = [self.worker(request, path, warm_up, paths, python) for _ in range(count)]
         (prepare or self.cold)()
-        with self.mounted(source, remembered=remembered) if source else nullcontext():
+        with self.mounted(source) if source else nullcontext():
             if begin:
                 begin()
             results = self.measure(workers)

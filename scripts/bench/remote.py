@@ -98,8 +98,8 @@ class Bench:
         return [{**run[ours], **{f"other {key}": value for key, value in run[other].items()}} for run in runs]
 
     @contextmanager
-    def mount(self, source, remembered=None):
-        with mounted(source, self.machine.point, remembered=remembered) as daemon:
+    def mount(self, source, cache=None):
+        with mounted(source, self.machine.point, cache=cache) as daemon:
             yield daemon
             self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
 
@@ -199,7 +199,7 @@ def measure_second_start(bench):
 
         def measure(side):
             def mount():
-                return bench.mount(sources[side], remembered=Path(caches) / side)
+                return bench.mount(sources[side], cache=Path(caches) / side)
 
             return bench.time(FROM_PRETRAINED, point, mount, prepare=bench.machine.cold)
 
@@ -207,6 +207,19 @@ def measure_second_start(bench):
             measure(side)
         yield "the second start, page cache cold", "a mount of the model on disk", bench.compare(
             {side: lambda side=side: measure(side) for side in sources}
+        )
+
+
+def measure_trace_replay(bench):
+    """A load in the order of an earlier one, without the cache on disk that would have its bytes."""
+    url = bench.url(bench.models.shards())
+    with tempfile.TemporaryDirectory() as traces, environment(CKPTFS_NO_CACHE="1"):
+        def measure(cache):
+            return bench.time(FROM_PRETRAINED, bench.machine.point, lambda: bench.mount(url, cache=cache))
+
+        measure(Path(traces))
+        yield "`from_pretrained` through the mount, no cache on disk, again", "the first load", bench.compare(
+            {"ours": lambda: measure(Path(traces)), "other": lambda: measure(None)}
         )
 
 
@@ -271,7 +284,8 @@ def measure_memory(bench):
     yield "memory of the daemon beyond its `--memory`: MB", runs
 
 
-COMPARED = {"load": measure_load, "mounts": measure_mounts, "second": measure_second_start}
+COMPARED = {"load": measure_load, "mounts": measure_mounts, "second": measure_second_start,
+            "trace": measure_trace_replay}
 
 BOUNDED = {"first-byte": measure_first_byte, "bytes": measure_bytes, "stalls": measure_stalls, "memory": measure_memory}
 

@@ -73,8 +73,6 @@ TARGETS = {target.row: target for target in [
     Target("load_file", "mount", "ext4", 0.9, 0.7),
     Target("random order", "mount", "ext4", 1.0, 0.8),
     Target(".bin", "mount", "ext4", 0.9, 0.7),
-    Target("remembered, from_pretrained", "again", "first", 0.95, 0.85),
-    Target("remembered, random order", "again", "first", 0.95, 0.85),
     Target("8 processes", "mount", "ext4", 1.1, 0.9),
     Target("8 processes, read from the disk", "read", "model", 1.1, unit="GB"),
     Target("daemon CPU", "daemon", "cat", 2.0),

@@ -86,22 +86,6 @@ def measure_pickles(bench):
     yield ".bin", bench.compare_folders(bench.models.bins)
 
 
-def measure_trace_replay(bench):
-    models, machine = bench.models, bench.machine
-    for name, *arguments in [
-        ("from_pretrained", FROM_PRETRAINED, machine.point, models.shards("tiny")),
-        ("random order", RANDOM_ORDER, machine.virtual_file, models.plain("tiny")),
-    ]:
-        runs = []
-        for _ in range(RUNS):
-            with tempfile.TemporaryDirectory() as cache:
-                first, second = (
-                    bench.time_request(*arguments, source=models.shards(), remembered=cache)[0] for _ in range(2)
-                )
-            runs.append({"first": first, "again": second})
-        yield f"remembered, {name}", runs
-
-
 def measure_eight_processes(bench):
     models, machine, counts_before, reads = bench.models, bench.machine, [], []
     request, tiny = make_request(workloads.map_file), models.plain("tiny")
@@ -284,7 +268,6 @@ CASES = {
     "load_file": measure_load_file,
     "random order": measure_random_order,
     ".bin": measure_pickles,
-    "remembered": measure_trace_replay,
     "8 processes": measure_eight_processes,
     "daemon CPU": measure_daemon_cpu,
     "page cache": measure_page_cache,

@@ -77,12 +77,22 @@ const PATCH_DIVISOR: u64 = 4;
 /// The part of a smaller limit that blocks leave to requests of stores: an eighth.
 const STORE_RESERVE_DIVISOR: u64 = 8;
 
+/// The order of each load is kept, and prefetched the next time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceOptions {
+    /// The directory of the access traces. It is not used if this user may not write there, or others may.
+    pub folder: PathBuf,
+    /// Also trace virtual files that lie in no store. On a fast disk they load no sooner for it.
+    pub local_files: bool,
+}
+
 /// The cache of all open virtual files of a program.
 pub struct Cache {
     blocks: Arc<BlockTable>,
     counters: Arc<AtomicCounters>,
     readahead_bytes: Option<u64>,
     traces: Option<Arc<TraceStore>>,
+    traces_local_files: bool,
     executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
     has_store: AtomicBool,
@@ -91,16 +101,16 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Creates a cache, which starts no thread before a file is opened. `trace_folder` is where the order of each load
-    /// is kept, to be followed by the next; without one, none is.
-    pub fn new(limits: CacheLimits, trace_folder: Option<PathBuf>) -> Arc<Cache> {
+    /// Creates a cache, which starts no thread before a file is opened. Without `traces`, no order is kept.
+    pub fn new(limits: CacheLimits, traces: Option<TraceOptions>) -> Arc<Cache> {
         let CacheLimits { memory_bytes, readahead_bytes } = limits;
         let counters = Arc::new(AtomicCounters::default());
         Arc::new(Cache {
             blocks: Arc::new(BlockTable::new(memory_bytes, Arc::clone(&counters))),
             counters,
             readahead_bytes,
-            traces: trace_folder.map(TraceStore::new),
+            traces_local_files: traces.as_ref().is_some_and(|traces| traces.local_files),
+            traces: traces.map(|traces| TraceStore::new(traces.folder)),
             executors: Arc::default(),
             file_count: AtomicU64::new(0),
             has_store: AtomicBool::new(false),
@@ -121,11 +131,13 @@ impl Cache {
         let sources =
             FileSources::new(reader, executors, memory_limit, Arc::clone(&counters), log_throttle);
         let preferred = sources.preferred_readahead();
-        self.has_store.fetch_or(preferred.is_some(), Ordering::Relaxed);
+        let is_store = preferred.is_some();
+        self.has_store.fetch_or(is_store, Ordering::Relaxed);
+        let traces = self.traces.as_ref().filter(|_| is_store || self.traces_local_files);
         let preferred = preferred.unwrap_or(LOCAL_WINDOW_BYTES);
         let readahead =
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
-        let prefetcher = Prefetcher::new(&file, self.traces.as_ref(), readahead);
+        let prefetcher = Prefetcher::new(&file, traces, readahead);
         let blocks = Arc::clone(&self.blocks);
         Arc::new(CachedFile::new(file_id, blocks, sources, prefetcher, counters))
     }

@@ -313,6 +313,17 @@ pub enum CacheAction {
     Verify,
 }
 
+/// Loads whose order of reads is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum RememberedLoads {
+    /// Loads from object stores
+    Stores,
+    /// Loads from any source
+    All,
+    /// No loads at all
+    None,
+}
+
 /// How checkpoints are parsed.
 #[derive(Debug, clap::Args)]
 pub struct ParseArgs {
@@ -381,9 +392,9 @@ pub struct MountArgs {
     /// Serve unchanged files through the daemon too
     #[arg(long)]
     pub no_passthrough: bool,
-    /// Neither record nor replay the order of reads
-    #[arg(long)]
-    pub no_remember: bool,
+    /// Loads whose order of reads is recorded, and replayed the next time
+    #[arg(long, value_name = "WHICH", default_value = "stores")]
+    pub remember: RememberedLoads,
     /// Mount over a directory that is not empty
     #[arg(long)]
     pub nonempty: bool,

@@ -95,8 +95,8 @@ $XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where.
 nothing to ckptfs (defaults, nofail, _netdev, x-...) are ignored. A mount is always read-only: ro is ignored, and rw is \
 an error unless mount(8) added it.
 
-Without --no-remember, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout of a \
-model, which speed up its next cold load.
+For loads that --remember names, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout \
+of a model. The next cold load is prefetched in that order.
 
 The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The root's \
 attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).

@@ -55,7 +55,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
         threads,
         readahead,
         passthrough,
-        trace_dir,
+        traces,
         nonempty: _,
         view,
         log,
@@ -73,9 +73,9 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     require_checkpoint(&paths.source, &view)?;
     let survey = start_survey(&view);
     // A trace that is written through the mount itself would wait for the mount.
-    let trace_dir = trace_dir.clone().filter(|directory| !paths.hides(directory));
+    let traces = traces.clone().filter(|traces| !paths.hides(&traces.folder));
     let cache =
-        Cache::new(CacheLimits { memory_bytes: budget, readahead_bytes: *readahead }, trace_dir);
+        Cache::new(CacheLimits { memory_bytes: budget, readahead_bytes: *readahead }, traces);
     let pool = BlockingPool::new()
         .map_err(|e| MountError::io(&paths.source, "start a thread for it", e))?;
     let handles = Arc::new(HandleTable::new(

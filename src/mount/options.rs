@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::cache::TraceOptions;
 use crate::view::ViewOptions;
 
 use super::memory_limit::{cgroup_limit, machine_memory};
@@ -29,9 +30,8 @@ pub struct MountOptions {
     pub readahead: Option<u64>,
     /// Let the kernel read unchanged files by itself, where it can.
     pub passthrough: bool,
-    /// The directory of the access traces that the next load replays; `None` records nothing. It is not used if
-    /// this user may not write there, or others may.
-    pub trace_dir: Option<PathBuf>,
+    /// The access traces that the next load replays; `None` records nothing.
+    pub traces: Option<TraceOptions>,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
     /// What is shown, and how checkpoints are parsed.
@@ -53,7 +53,7 @@ impl MountOptions {
             threads: None,
             readahead: None,
             passthrough: true,
-            trace_dir: None,
+            traces: None,
             nonempty: false,
             view: ViewOptions::default(),
             log: LogStats::default(),

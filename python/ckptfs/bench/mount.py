@@ -31,7 +31,7 @@ class CheckpointMount:
     def renew(self):
         """Starts a new daemon, which has read nothing and knows no earlier access order."""
         self.__exit__()
-        self._mount = mounting.mount(self._source, no_remember=True)
+        self._mount = mounting.mount(self._source, remember="none")
 
     @property
     def file(self):

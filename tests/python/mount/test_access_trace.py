@@ -65,11 +65,11 @@ def load(mount, order, pause=0.01):
 
 @pytest.fixture
 def loads(mounts, models):
-    """Loads through a mount of its own: `loads(order, "--option")`; gives how many blocks were prefetched."""
+    """Loads through a mount of its own: `loads(order, "all")`; gives how many blocks were prefetched."""
     known = {}
 
-    def loads(order, *options, source=models):
-        mount = mounts(source, *options)
+    def loads(order, remember="all", source=models):
+        mount = mounts(source, "--remember", remember)
         mount.source = source
         tensors, stats = load(mount, order)
         expected = known.setdefault(source, tensors)
@@ -103,7 +103,7 @@ def test_a_trace_serves_every_model_of_its_layout(loads, orders, mounts, tmp_pat
     loads(shuffled())
     assert is_followed(loads(shuffled(), source=tmp_path / "others"))
     (kept,) = orders.iterdir()
-    mount = mounts(tmp_path / "others")
+    mount = mounts(tmp_path / "others", "--remember", "all")
     assert os.getxattr(mount / VIRTUAL_FILE, "user.ckptfs.layout").decode() == kept.name
 
 
@@ -180,7 +180,7 @@ def test_a_folder_that_is_not_the_users_own_is_left_alone(loads, orders, harm):
 def test_a_trace_that_is_deleted_in_use_is_followed_to_its_end(loads, orders, mounts, models):
     loads(shuffled())
     (kept,) = orders.iterdir()
-    mount = mounts(models)
+    mount = mounts(models, "--remember", "all")
     mount.source = models
 
     def order(names):
@@ -195,13 +195,14 @@ def test_a_trace_that_is_deleted_in_use_is_followed_to_its_end(loads, orders, mo
     assert kept.exists()
 
 
-def test_no_remember_keeps_and_follows_no_trace(loads, orders):
-    loads(shuffled(), "--no-remember")
+@pytest.mark.parametrize("remember", ["none", "stores"])
+def test_loads_that_are_not_remembered_keep_and_follow_no_trace(loads, orders, remember):
+    loads(shuffled(), remember)
     assert not orders.exists()
     loads(shuffled())
     (kept,) = orders.iterdir()
     before = kept.stat()
-    assert loads(shuffled(4), "--no-remember")["replayed"] == 0
+    assert loads(shuffled(4), remember)["replayed"] == 0
     assert kept.stat() == before
 
 
@@ -209,7 +210,7 @@ def test_a_daemon_without_a_home_keeps_nothing(mounts, models, tmp_path):
     env = ["env", "-u", "XDG_CACHE_HOME", "-u", "HOME"]
     relative = ["env", "-u", "HOME", "XDG_CACHE_HOME=cache"]
     for prefix in (env, relative):
-        mount = mounts(models, prefix=prefix)
+        mount = mounts(models, "--remember", "all", prefix=prefix)
         mount.source = models
         load(mount, shuffled(), pause=0)
         mount.unmount()
@@ -217,7 +218,7 @@ def test_a_daemon_without_a_home_keeps_nothing(mounts, models, tmp_path):
 
 
 def test_a_look_at_a_model_is_no_load(mounts, models, orders):
-    mount = mounts(models)
+    mount = mounts(models, "--remember", "all")
     with open(mount / VIRTUAL_FILE, "rb") as file:
         file.read(50 * MIB)
     mount.unmount()

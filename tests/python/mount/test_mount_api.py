@@ -77,7 +77,7 @@ def test_options_are_those_of_the_command(source, tmp_path):
     how = {
         "show_originals": True, "keep": ["-kept.*", "kept.*"], "root": "ema", "uid": 0, "gid": 12,
         "memory": 64 << 20, "threads": 2, "readahead": "1M", "no_passthrough": True, "log_file": log,
-        "no_remember": True, "verbose": 1, "metrics": "127.0.0.1:0", "allow_partial": True,
+        "remember": "none", "verbose": 1, "metrics": "127.0.0.1:0", "allow_partial": True,
         "follow_symlinks": True, "allow_other": True,
     }  # fmt: skip
     mount = ckptfs.mount(folder, **how)
@@ -89,7 +89,7 @@ def test_options_are_those_of_the_command(source, tmp_path):
         assert (path / "llama/config.json").stat().st_gid == 12
         assert [note for note in mount.notes if note.startswith("metrics at http://127.0.0.1:")]
         words = Path(f"/proc/{mount.pid}/cmdline").read_text().split("\0")
-        assert {"--threads=2", "--readahead=1M", "--follow-symlinks", "--allow-partial", "--no-remember"} <= set(words)
+        assert {"--threads=2", "--readahead=1M", "--follow-symlinks", "--allow-partial", "--remember=none"} <= set(words)
     assert str(path) in log.read_text()
 
 

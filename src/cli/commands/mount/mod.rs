@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use clap::FromArgMatches;
 use clap::error::ErrorKind;
 
+use crate::cache::TraceOptions;
 use crate::mount::lifecycle::{liveness, mountpoint};
 use crate::mount::stats::LogStats;
 use crate::mount::{self, MountOptions, MountSession};
@@ -24,7 +25,7 @@ use crate::shell_word::shell_word;
 use crate::source::{reads_stdin, shown_path};
 use crate::view::Survey;
 
-use crate::cli::args::{Command, CommandLine, MountArgs};
+use crate::cli::args::{Command, CommandLine, MountArgs, RememberedLoads};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
 use crate::cli::output::print_note;
 use crate::cli::terminal_text::format_count;
@@ -249,7 +250,7 @@ fn mount_options(args: &MountArgs, log: LogStats) -> Result<MountOptions, Comman
         threads,
         readahead,
         no_passthrough,
-        no_remember,
+        remember,
         nonempty,
         log_file: _,
         verbose: _,
@@ -267,16 +268,21 @@ fn mount_options(args: &MountArgs, log: LogStats) -> Result<MountOptions, Comman
         threads: threads.map(usize::from),
         readahead: *readahead,
         passthrough: !no_passthrough,
-        trace_dir: if *no_remember { None } else { default_trace_dir() },
+        traces: trace_options(*remember),
         nonempty: *nonempty,
         view: view_args.to_options()?,
         log,
     })
 }
 
-/// The directory of access traces.
-fn default_trace_dir() -> Option<PathBuf> {
-    Some(xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/orders"))
+fn trace_options(remember: RememberedLoads) -> Option<TraceOptions> {
+    let local_files = match remember {
+        RememberedLoads::Stores => false,
+        RememberedLoads::All => true,
+        RememberedLoads::None => return None,
+    };
+    let folder = xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/orders");
+    Some(TraceOptions { folder, local_files })
 }
 
 #[cfg(test)]
