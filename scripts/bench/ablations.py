@@ -22,7 +22,6 @@ from bench.results import Results
 from bench.targets import SIZE, count_disk_bytes
 
 POLICIES = {
-    "names": "predicting the next tensor by its name",
     "touches": "waiting for a reader that only touches pages",
     "delivered": "skipping what the kernel holds",
     "deferral": "blocking reads before what the kernel reads around them",

@@ -454,7 +454,7 @@ impl FillJob {
         }
         let Some(mut buffer) = self.claim() else { return };
         let (file, id) = (Arc::clone(&self.file), self.id);
-        let (sources, blocks) = (&file.sources, &file.blocks);
+        let sources = &file.sources;
         let scratch = || file.take_conversion_buffer();
         let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer, scratch)));
         match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {

@@ -65,7 +65,7 @@ pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// The first window of a stream is a block: most streams end soon.
 const LOCAL_WINDOW_BYTES: PreferredReadahead =
-    PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_touches: false };
+    PreferredReadahead { first: 1 << 20, max: DEFAULT_READAHEAD_BYTES, predicts_tensors: false };
 
 /// Maximum bytes of the memory limit that blocks leave to requests of stores: up to 64 answers of some 400 KB each.
 const MAX_STORE_RESERVE_BYTES: u64 = 48 << 20;

@@ -46,8 +46,9 @@ pub struct PreferredReadahead {
     pub first: u64,
     /// Bytes of the largest window.
     pub max: u64,
-    /// Whether to prefetch pages that a reader is expected to touch.
-    pub predicts_touches: bool,
+    /// Whether to prefetch the tensors, and pages of tensors, that a reader is expected to read next. On a local disk that won
+    /// no time and cost a tenth of the processor time.
+    pub predicts_tensors: bool,
 }
 
 /// Reads one origin: a file, memory, or a tensor that deltas change.
@@ -125,7 +126,7 @@ impl FileSources {
         Some(PreferredReadahead {
             first: preferred.bytes,
             max: preferred.bytes * count,
-            predicts_touches: true,
+            predicts_tensors: true,
         })
     }
 

@@ -12,7 +12,6 @@ pub mod trace_store;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::cache::ablation::is_left_out;
 use crate::cache::io::source::PreferredReadahead;
 use crate::threads::lock;
 use crate::virtual_file::VirtualFile;
@@ -34,8 +33,8 @@ const MAX_SCANNED_TENSORS: usize = 4096;
 pub struct Prefetcher {
     file: Arc<VirtualFile>,
     max_readahead_bytes: u64,
-    /// Whether pages are fetched before they are touched: where each would cost the wait for a request.
-    predicts_touches: bool,
+    /// Whether the next tensors are predicted: where each would cost the wait for a request.
+    predicts_tensors: bool,
     readahead: Mutex<Readahead>,
     delivered: Mutex<DeliveredRanges>,
     predictor: OnceLock<Mutex<TensorPredictor>>,
@@ -57,12 +56,12 @@ impl Prefetcher {
         let (delivered, predictor) = Default::default();
         let file = Arc::clone(file);
         let max_readahead_bytes = readahead.max;
-        let predicts_touches = readahead.predicts_touches;
+        let predicts_tensors = readahead.predicts_tensors;
         let readahead = Mutex::new(Readahead::new(readahead.first));
         Prefetcher {
             file,
             max_readahead_bytes,
-            predicts_touches,
+            predicts_tensors,
             readahead,
             delivered,
             predictor,
@@ -121,7 +120,7 @@ impl Prefetcher {
             self.push_undelivered(&mut ranges, &prefetch, u64::MAX, request);
         }
         if step.enters_tensor
-            && !is_left_out("names")
+            && self.predicts_tensors
             && let Some(index) = self.file.tensor_at(request.start)
         {
             for (next, bytes) in self.predict_tensors(index as u32, memory_limit) {
@@ -130,7 +129,7 @@ impl Prefetcher {
             }
         }
         if step.is_touch
-            && self.predicts_touches
+            && self.predicts_tensors
             // The kernel reads around the page.
             && let Some(index) = self.file.tensor_at(request.start.saturating_add(TENSOR_OVERRUN_BYTES))
         {
@@ -141,7 +140,7 @@ impl Prefetcher {
                 self.push_undelivered(&mut ranges, &around, u64::MAX, request);
             }
         }
-        if step.resumes_tensor && self.predicts_touches {
+        if step.resumes_tensor && self.predicts_tensors {
             self.push_touched_tensors(&mut ranges, request, memory_limit);
         }
         ranges
@@ -260,9 +259,9 @@ mod tests {
     }
 
     /// The ranges to fetch after a touch of each of the first four tensors, and a read in the middle of the first.
-    fn fetched_after_touches(predicts_touches: bool) -> (Arc<VirtualFile>, Vec<Range<u64>>) {
+    fn fetched_after_touches(predicts_tensors: bool) -> (Arc<VirtualFile>, Vec<Range<u64>>) {
         let file = file();
-        let readahead = PreferredReadahead { first: 8 * MIB, max: 256 * MIB, predicts_touches };
+        let readahead = PreferredReadahead { first: 8 * MIB, max: 256 * MIB, predicts_tensors };
         let prefetcher = Prefetcher::new(&file, None, readahead);
         for n in 0..4 {
             let start = file.tensor_range(n).start;
