@@ -11,6 +11,7 @@ _Path = str | bytes | PathLike[str]
 _Views = _Path | dict[str, Any]
 _Framework = Literal["pt", "torch", "pytorch", "np", "numpy", "dlpack"]
 _Backend = Literal["mmap", "pread"]
+_RememberedLoads = Literal["stores", "all", "none"]
 _Name = TypeVar("_Name", bound=Hashable)
 
 class SafetensorError(Exception): ...
@@ -258,7 +259,7 @@ def mount(
     threads: int | None = None,
     readahead: int | str | None = None,
     no_passthrough: bool = False,
-    remember: Literal["stores", "all", "none"] | None = None,
+    remember: _RememberedLoads | None = None,
     nonempty: bool = False,
     log_file: _Path | None = None,
     verbose: int = 0,

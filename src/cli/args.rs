@@ -392,7 +392,7 @@ pub struct MountArgs {
     /// Serve unchanged files through the daemon too
     #[arg(long)]
     pub no_passthrough: bool,
-    /// Loads whose order of reads is recorded, and replayed the next time
+    /// Loads that are prefetched in their last order
     #[arg(long, value_name = "WHICH", default_value = "stores")]
     pub remember: RememberedLoads,
     /// Mount over a directory that is not empty

@@ -163,10 +163,10 @@ mod tests {
         );
         let file = Arc::new(VirtualFile::new(checkpoint.unwrap()).unwrap());
         let reader = VirtualFileReader::open(&file).unwrap();
+        let mut buffer = Vec::new();
         // 1 PiB, of which a process has 128 TiB by default.
         let range = 0..1 << 50;
-        let read =
-            ChunkReader::new(1 << 20, 1 << 60).read(&reader, &range, &mut Vec::new(), || false);
+        let read = ChunkReader::new(1 << 20, 1 << 60).read(&reader, &range, &mut buffer, || false);
         assert!(
             matches!(read, Err(VirtualFileError::OutOfMemory { bytes, .. }) if bytes == 1 << 50)
         );
