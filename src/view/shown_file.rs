@@ -264,6 +264,11 @@ impl ShownFile {
         self.content != ShownContent::Tensors
     }
 
+    /// Whether its name shows each new version of a chain.
+    pub fn follows_versions(&self) -> bool {
+        self.recipe().is_some_and(|recipe| recipe.versions.is_some())
+    }
+
     /// The file of a recipe that it is made by, if any.
     pub fn recipe(&self) -> Option<&RecipeFile> {
         Some(&self.summary.plan.recipe()?.file)

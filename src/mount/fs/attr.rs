@@ -9,10 +9,21 @@ use crate::source::{FileKind, FileMetadata, SourceError};
 use crate::view::ViewError;
 use crate::virtual_file::VirtualFileError;
 
-use super::inodes::LastAttributes;
+use super::inodes::{Inode, InodeKind, LastAttributes};
 
 /// How long the kernel may cache names and attributes. A change must show within a second.
-pub const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_millis(500);
+const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The same for a file that follows the versions of a chain: a server opens it again and again until there is a new one.
+const FOLLOWED_FILE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// How long the kernel may cache the name and the attributes of an inode.
+pub fn kernel_cache_timeout(inode: &Inode) -> Duration {
+    match &inode.kind {
+        InodeKind::VirtualFile(shown) if shown.follows_versions() => FOLLOWED_FILE_TIMEOUT,
+        _ => KERNEL_CACHE_TIMEOUT,
+    }
+}
 
 /// The kernel distinguishes reuses of an inode number by this. No number is reused while the kernel knows it.
 pub const GENERATION: Generation = Generation(0);

@@ -11,7 +11,7 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
-use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT};
+use super::attr::GENERATION;
 use super::blocking_pool::BlockingPool;
 use super::handles::{OpenReply, ReadRange};
 use super::inodes::ROOT;
@@ -92,7 +92,7 @@ impl fuser::Filesystem for FuseFilesystem {
             let found =
                 state.outcomes.catch_panic(parent.0, || state.look_up(thread, parent, &name));
             match found {
-                Ok(attr) => reply.entry(&KERNEL_CACHE_TIMEOUT, &attr, GENERATION),
+                Ok(attr) => reply.entry(&state.kernel_cache_timeout(attr.ino), &attr, GENERATION),
                 Err(errno) => reply.error(errno),
             }
         });
@@ -107,7 +107,7 @@ impl fuser::Filesystem for FuseFilesystem {
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.run_blocking(number, move |state| {
             match state.outcomes.catch_panic(number.0, || state.current_attr(number)) {
-                Ok(attr) => reply.attr(&KERNEL_CACHE_TIMEOUT, &attr),
+                Ok(attr) => reply.attr(&state.kernel_cache_timeout(number), &attr),
                 Err(errno) => reply.error(errno),
             }
         });

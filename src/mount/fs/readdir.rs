@@ -9,7 +9,7 @@ use fuser::{Errno, FileHandle, FileType, INodeNo, ReplyDirectory, ReplyDirectory
 use crate::source::{FileKind, FileMetadata};
 use crate::view::{ListedEntry, SortedNames};
 
-use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT, file_type};
+use super::attr::{GENERATION, file_type, kernel_cache_timeout};
 use super::inodes::{Inode, InodeKind, InodePath, LastAttributes, ROOT};
 use super::listings::DirNames;
 use super::state::FilesystemState;
@@ -114,8 +114,9 @@ fn listed_name<'a>(
             // Attributes of another filesystem may be outdated, so the kernel must look the name up.
             let is_elsewhere =
                 metadata.kind == FileKind::Directory && metadata.dev != directory.attributes.dev;
-            let timeout = if is_elsewhere { Duration::ZERO } else { KERNEL_CACHE_TIMEOUT };
-            Some(ListedName { name, inode: Inode::new(path, &entry), metadata, timeout })
+            let inode = Inode::new(path, &entry);
+            let timeout = if is_elsewhere { Duration::ZERO } else { kernel_cache_timeout(&inode) };
+            Some(ListedName { name, inode, metadata, timeout })
         }
         // An unreadable file is still listed; looking its name up returns the error.
         Err((kind, error)) => {
@@ -170,7 +171,7 @@ impl DirSink for ReplyDirectoryPlus {
         name: &str,
     ) -> bool {
         let attr = state.last_attr(number, directory);
-        let (ino, timeout) = (INodeNo(number), &KERNEL_CACHE_TIMEOUT);
-        ReplyDirectoryPlus::add(self, ino, next, name, timeout, &attr, GENERATION)
+        let (ino, timeout) = (INodeNo(number), kernel_cache_timeout(directory));
+        ReplyDirectoryPlus::add(self, ino, next, name, &timeout, &attr, GENERATION)
     }
 }

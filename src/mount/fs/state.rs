@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
 
@@ -17,7 +17,10 @@ use crate::mount::stats::{
 use crate::source::{self, FileKind, FileMetadata, RequestCounters, SourceError};
 use crate::view::{View, ViewEntry, ViewError};
 
-use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
+use super::attr::{
+    OwnerOverride, file_attr, is_stale, kernel_cache_timeout, last_file_attr, open_errno,
+    view_errno,
+};
 use super::handles::{HandleTable, OpenReply};
 use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes, ROOT};
 use super::listings::Listings;
@@ -101,6 +104,11 @@ impl FilesystemState {
 
     pub fn last_attr(&self, number: u64, inode: &Inode) -> FileAttr {
         last_file_attr(number, &inode.attributes, self.owner)
+    }
+
+    /// How long the kernel may cache the name and the attributes of an inode.
+    pub fn kernel_cache_timeout(&self, number: INodeNo) -> Duration {
+        self.inodes.get(number.0).map_or(Duration::ZERO, |inode| kernel_cache_timeout(&inode))
     }
 
     /// Looks a name up for a thread.
