@@ -12,11 +12,11 @@ from pathlib import Path
 PATIENCE = 240
 
 
-def until(what, holds):
-    """Waits until something holds; fails if it never does."""
+def until(what, holds, seen=None):
+    """Waits until something holds; fails if it never does, and tells what is seen instead."""
     end = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < end, f"still not so: {what}"
+        assert time.monotonic() < end, f"still not so: {what}" + (f", but {seen()}" if seen else "")
         time.sleep(0.05)
 
 

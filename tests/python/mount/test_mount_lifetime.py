@@ -15,6 +15,11 @@ from mounts import has_ended, is_mounted, python, until
 Refused = ckptfs.SafetensorError
 
 
+def unmount(path):
+    """Unmounts as another program does. A test that lists all mounts may look at this one meanwhile."""
+    until("it is unmounted", lambda: subprocess.run(["umount", path]).returncode == 0)
+
+
 def test_an_exception_in_the_block_ends_the_mount_and_goes_on(source, left):
     class Own(Exception):
         pass
@@ -79,7 +84,7 @@ def test_another_mount_with_the_number_of_a_closed_one_is_ignored(source, left, 
         subprocess.run(["umount", "-l", mount.path], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
         mount.close()
-        subprocess.run(["umount", point], check=True)
+        unmount(point)
         assert not left()
     finally:
         os.kill(mount.pid, signal.SIGKILL)
@@ -87,14 +92,14 @@ def test_another_mount_with_the_number_of_a_closed_one_is_ignored(source, left, 
 
 def test_a_mount_that_was_unmounted_closes(source, left):
     with ckptfs.mount(source[0]) as path:
-        subprocess.run(["umount", path], check=True)
+        unmount(path)
         assert not is_mounted(path)
     assert not path.exists() and not left()
 
 
 def test_files_in_the_directory_of_an_unmounted_one_stay(source, left):
     with pytest.raises(ValueError), ckptfs.mount(source[0]) as path:
-        subprocess.run(["umount", path], check=True)
+        unmount(path)
         (path / "note").write_text("a")
         raise ValueError
     assert (path / "note").read_text() == "a"
@@ -117,7 +122,7 @@ def test_a_mount_over_it_stays(source, point):
     with pytest.raises(KeyError) as raised, mount:
         raise KeyError
     assert "another mount lies over it" in raised.value.__notes__[0]
-    subprocess.run(["umount", point], check=True)
+    unmount(point)
     mount.close()
     assert not is_mounted(point)
 
@@ -180,4 +185,4 @@ def test_ctrl_c_while_it_is_mounted_leaves_no_mount(place, source, point, left):
     for delay in (0.05, 0.1, 0.15):
         python("-c", script, source[0], point if place else "", delay)
         # A daemon without a caller to report to unmounts itself.
-        until("nothing is left", lambda: not left())
+        until("nothing is left", lambda: not left(), seen=left)
