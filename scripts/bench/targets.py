@@ -7,7 +7,6 @@ to the next.
 
 import os
 import subprocess
-import tempfile
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
