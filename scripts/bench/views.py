@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bench import REPOSITORY, workloads
 from bench.fixtures import RUNS, alternate, first_byte
 from bench.machine import VIRTUAL_FILE, load, machine
+from bench.memory_ballast import Ballast
 from bench.models import in_process, llama, many_tensors
 from bench.results import Results
 from bench.targets import SIZE, count_disk_bytes
@@ -23,8 +24,9 @@ FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
 # Bytes of one direct read.
 READ_BYTES = 2 << 20
 
-# Cold reads in order differ more from run to run than a rename costs.
+# Cold reads in order differ more from run to run than a rename costs, and loads more than their target allows.
 RENAME_RUNS = 2 * RUNS
+LOAD_RUNS = 3 * RUNS
 
 
 class Bench:
@@ -96,7 +98,7 @@ def measure_from_pretrained(bench):
     def took(result):
         return {"seconds": result["end"] - result["start"], "cpu": result["cpu"], "peak": result["peak"]}
 
-    runs = machine.compare({"view": through_view, "files": from_files})
+    runs = machine.compare({"view": through_view, "files": from_files}, LOAD_RUNS)
     yield "views-loads", "`from_pretrained`, cold", [
         {**run["view"], **{f"other {key}": value for key, value in run["files"].items()}} for run in runs
     ]  # fmt: skip
@@ -200,8 +202,13 @@ def main(*names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     results = Results("views", whole=not names)
-    with machine() as measuring:
+    with machine(has_ballast=False) as measuring:
         bench = Bench(measuring)
         for name in [name for name in CASES if name in names or not names]:
-            for table, label, runs in CASES[name](bench):
-                results.add(table, [label], runs)
+            with measuring.with_ballast(Ballast()):
+                for table, label, runs in CASES[name](bench):
+                    results.add(table, [label], runs)
+            # Users have no ballast.
+            if name == "from_pretrained":
+                for table, label, runs in CASES[name](bench):
+                    results.add(table, [f"{label}, without ballast"], runs)

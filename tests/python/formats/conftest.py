@@ -1,10 +1,11 @@
-"""Fixtures of checkpoints that take long to write."""
+"""Folders of checkpoints."""
 
 import subprocess
 
 import pytest
 
 import preloaded
+from dcp_tables import save_by_rows
 from mounts import PATIENCE
 from program import COMMON
 
@@ -15,3 +16,11 @@ def saved_by_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     subprocess.run(preloaded.command(COMMON / "training.py", folder), check=True, timeout=PATIENCE)
     return folder
+
+
+@pytest.fixture
+def saved_by_rows(tmp_path):
+    """A folder of two files, in which `a` is cut by rows over both."""
+    path = tmp_path / "step-1"
+    save_by_rows(path)
+    return path
