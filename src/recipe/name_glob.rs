@@ -5,9 +5,9 @@ use std::fmt;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 
-/// Maximum bytes of a compiled pattern: many times what renaming the layers of a model needs. A recipe has up to 1,024 of
-/// them.
-const MAX_PATTERN_BYTES: usize = 64 << 10;
+/// Maximum bytes of a compiled pattern. One `\w`, which stands for the letters of all languages, takes some 45 KB. A recipe
+/// has up to 1,024 patterns.
+const MAX_PATTERN_BYTES: usize = 256 << 10;
 
 /// Maximum bytes of a pattern's lazy DFA cache in each thread. A smaller cache makes matching slower.
 const MAX_MATCHER_BYTES: usize = 256 << 10;
@@ -198,6 +198,12 @@ mod tests {
         assert!(matches("*", "a\nb") && matches("", ""));
         assert!(NameGlob::try_from("a[b".to_owned()).is_err());
         assert!(NameGlob::try_from("a[]b".to_owned()).is_err());
+    }
+
+    #[test]
+    fn patterns_with_some_classes_of_all_languages_are_compiled() {
+        let pattern = NameRegex::try_from(r"^(\w+)\.(\w+)\.\d+$".to_owned()).unwrap();
+        assert!(pattern.regex.is_match("model.layers.7"));
     }
 
     #[test]

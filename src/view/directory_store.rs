@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 
+use crate::recipe::RecipeFile;
 use crate::source::{FileKind, FileMetadata};
 use crate::threads::lock;
 
@@ -17,7 +18,7 @@ use super::directory_query::{DirectoryQuery, QueryError};
 use super::entry::CheckpointCounts;
 use super::error::{Refusal, ViewError};
 use super::hf_cache::HubNotes;
-use super::planned_file::BuildOutcome;
+use super::planned_file::{BuildOutcome, PlannedFile};
 
 /// Bytes for the plans of directories, whatever the budget: at least the first, at most the second.
 const DIRECTORY_CACHE_BYTES: [u64; 2] = [1 << 20, 64 << 20];
@@ -188,6 +189,20 @@ impl DirectoryStore {
         });
         let misplaced = directories().flat_map(|directory| &directory.misplaced_recipes);
         refusals.chain(misplaced).map(Arc::clone).collect()
+    }
+
+    /// Why a file of a recipe is not shown, as far as it is known.
+    pub fn recipe_refusal_of(&self, file: &RecipeFile) -> Option<Arc<Refusal>> {
+        let cache = lock(&self.cache);
+        let files = cache.directories.iter().flat_map(|(_, directory)| &directory.files);
+        let is_its = |planned: &&Arc<PlannedFile>| {
+            planned.plan.recipe().is_some_and(|plan| plan.file.path == file.path)
+        };
+        let mut outcomes = files.filter(is_its).filter_map(|planned| planned.known_outcome());
+        outcomes.find_map(|outcome| match outcome {
+            BuildOutcome::Refused(refusal) => Some(Arc::clone(refusal)),
+            BuildOutcome::VirtualFile(_) => None,
+        })
     }
 
     /// Whether a name stands for a virtual file. Not where the directory cannot be read.

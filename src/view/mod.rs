@@ -221,7 +221,7 @@ impl View {
     }
 
     /// Why nothing of the recipe is shown, if it is refused. Reads nothing.
-    fn recipe_refusal(&self) -> Option<Arc<Refusal>> {
+    pub fn recipe_refusal(&self) -> Option<Arc<Refusal>> {
         self.context().known_recipe().refusal.clone()
     }
 
@@ -230,6 +230,11 @@ impl View {
         let mut refusals: Vec<_> = self.recipe_refusal().into_iter().collect();
         refusals.extend(self.directories.recipe_refusals());
         refusals
+    }
+
+    /// Why a file of the recipe is not shown, as far as it is known.
+    pub fn recipe_refusal_of(&self, file: &RecipeFile) -> Option<Arc<Refusal>> {
+        self.directories.recipe_refusal_of(file)
     }
 
     /// The number of bytes of virtual files that are kept for the next open.

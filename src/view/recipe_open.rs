@@ -176,18 +176,7 @@ pub fn open_shown(
         true => path.to_path_buf(),
         false => std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()),
     };
-    let exact = |file: &&RecipeFile| typed.ends_with(file.path.as_path());
-    let mut in_directory = recipe.files.iter().filter(|file| {
-        let directory = file.path.directory();
-        !directory.as_os_str().is_empty() && typed.ends_with(&directory)
-    });
-    let found =
-        recipe.files.iter().find(exact).map(|file| (file, file.path.as_path().to_path_buf()));
-    let found = found.or_else(|| match (in_directory.next(), in_directory.next()) {
-        (Some(file), None) => Some((file, file.path.directory())),
-        _ => None,
-    });
-    let Some((file, beneath)) = found else {
+    let Some((file, beneath)) = find_by_end(&typed, &recipe.files) else {
         let shown: Vec<&str> = recipe.files.iter().map(|file| file.path.as_str()).collect();
         let fault = Box::new(RecipeFault::NotShown { shown: shown.join(", ") });
         return Err(ViewError::Recipe { path: path.to_path_buf(), fault });
@@ -195,6 +184,23 @@ pub fn open_shown(
     let source = typed.ancestors().nth(beneath.components().count()).unwrap_or(Path::new("/"));
     let (root, base) = Root::for_directory(source, options.link_policy())?;
     open_recipe_file(&root, &base, file, options)
+}
+
+/// The file of a recipe that a path ends with, and that end. The directory of a single file stands for it. The longest end
+/// counts.
+fn find_by_end<'a>(typed: &Path, files: &'a [RecipeFile]) -> Option<(&'a RecipeFile, PathBuf)> {
+    let depth = |path: &Path| path.components().count();
+    let exact = files.iter().filter(|file| typed.ends_with(file.path.as_path()));
+    if let Some(file) = exact.max_by_key(|file| depth(file.path.as_path())) {
+        return Some((file, file.path.as_path().to_path_buf()));
+    }
+    let directories = files.iter().map(|file| (file, file.path.directory()));
+    let ends = directories
+        .filter(|(_, directory)| !directory.as_os_str().is_empty() && typed.ends_with(directory));
+    let ends: Vec<_> = ends.collect();
+    let longest = ends.iter().map(|(_, directory)| depth(directory)).max()?;
+    let mut longest = ends.into_iter().filter(|(_, directory)| depth(directory) == longest);
+    longest.next().filter(|_| longest.next().is_none())
 }
 
 /// A text that is equal for equal sources.

@@ -92,9 +92,7 @@ fn open(
         notes.extend(shown.notes().iter().cloned());
         return view.virtual_file(&shown).map_err(text);
     }
-    let refusals = view.recipe_refusals();
-    let is_its = |path: &Path| path.ends_with(file.path.as_path());
-    let refusal = refusals.iter().find(|refusal| is_its(&refusal.path)).or(refusals.last());
+    let refusal = view.recipe_refusal_of(file).or_else(|| view.recipe_refusal());
     let refusal = refusal.map(|refusal| (refusal.reason.clone(), refusal.remedy.clone()));
     let unknown = || ("it is not shown".to_owned(), "run it again".to_owned());
     Err(refusal.unwrap_or_else(unknown))

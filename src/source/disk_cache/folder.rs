@@ -165,7 +165,13 @@ impl DiskCache {
         }
         let decision = match self.ledger.request(bytes) {
             RoomDecision::MeasureDisk => {
-                self.ledger.set_free(self.free_bytes().ok()?);
+                match self.free_bytes_of_folder() {
+                    Ok(bytes) => self.ledger.set_free(bytes),
+                    Err(error) => {
+                        self.pause_writes(&error);
+                        return None;
+                    }
+                }
                 self.ledger.request(bytes)
             }
             decision => decision,
@@ -220,6 +226,17 @@ impl DiskCache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
+    /// The free bytes of the disk. A folder that was removed while in use is created anew.
+    fn free_bytes_of_folder(&self) -> io::Result<u64> {
+        self.free_bytes().or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                create_private(&self.folder)?;
+                self.free_bytes()
+            }
+            _ => Err(error),
+        })
+    }
+
     /// Removes the least recently used blocks, until these had at least `bytes` on the disk, or none is left.
     fn evict(&self, folders: Vec<ObjectFolder>, bytes: u64) -> RemovedBlocks {
         let mut blocks: Vec<_> = folders.iter().flat_map(|folder| &folder.blocks).collect();
@@ -230,7 +247,10 @@ impl DiskCache {
                 break;
             }
             // Another process may have removed it. Its space is free then, too.
-            let _ = std::fs::remove_file(&block.path);
+            let removal = std::fs::remove_file(&block.path);
+            if removal.is_err_and(|error| error.kind() != io::ErrorKind::NotFound) {
+                continue;
+            }
             // A deleted file takes space while it is open.
             self.forget_block(&block.path);
             removed.bytes += block.disk_bytes;
@@ -319,7 +339,11 @@ impl DiskCache {
                     }
                     Err(BlockError::Io(error)) => return Err(error),
                     Err(BlockError::Corrupt) => {
-                        std::fs::remove_file(&block.path)?;
+                        match std::fs::remove_file(&block.path) {
+                            // Another process has removed it.
+                            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                            removal => removal?,
+                        }
                         false
                     }
                 };

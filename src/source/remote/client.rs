@@ -77,7 +77,8 @@ pub fn endpoint_of(kind: StoreKind) -> String {
         ],
         StoreKind::Http => &[],
     };
-    names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default()
+    let value = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    names.iter().find_map(value).unwrap_or_default()
 }
 
 /// Disables retries of the client: reads retry failed requests themselves, and resume where they broke.
@@ -127,7 +128,9 @@ pub fn build_client(
                 .with_http_connector(connector)
                 .with_config(GoogleConfigKey::SkipSignature, skip)
                 .with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), allow_http);
-            if let Ok(endpoint) = std::env::var("STORAGE_EMULATOR_HOST") {
+            if let Ok(endpoint) = std::env::var("STORAGE_EMULATOR_HOST")
+                && !endpoint.is_empty()
+            {
                 let has_scheme = endpoint.contains("://");
                 let endpoint = if has_scheme { endpoint } else { format!("http://{endpoint}") };
                 builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);

@@ -49,8 +49,12 @@ impl OutageWatch {
         if !self.is_away.load(Relaxed) {
             return;
         }
-        let ended = lock(&self.outage).take();
-        self.is_away.store(false, Relaxed);
+        let ended = {
+            let mut outage = lock(&self.outage);
+            // Under the lock, so that no failure is recorded in between.
+            self.is_away.store(false, Relaxed);
+            outage.take()
+        };
         if let Some(Outage { since, is_logged: true, .. }) = ended {
             let seconds = since.elapsed().as_secs();
             tracing::warn!("{}: answers again, after {seconds} s", self.name);

@@ -54,8 +54,13 @@ impl RetryBudget {
         };
         let store_outage = self.outage.on_failure(&message, self.attempt_start.elapsed());
         let waited = self.last_progress.elapsed().max(store_outage);
-        let pause = retry_after.unwrap_or_else(|| with_jitter(self.pause));
-        if waited + pause > self.outage_timeout {
+        // A server that asks for more than the rest of the time is asked once more at its end.
+        let rest = self.outage_timeout.saturating_sub(waited);
+        let pause = match retry_after {
+            Some(asked) => asked.min(rest),
+            None => with_jitter(self.pause),
+        };
+        if rest.is_zero() || pause > rest {
             let error = RemoteError::Outage { waited, last: message };
             return Err(StoreFailure::Permanent(error));
         }
@@ -73,4 +78,26 @@ fn with_jitter(pause: Duration) -> Duration {
     let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let fraction = nanos.map_or(0, |now| now.subsec_nanos() % 1000);
     pause / 2 + pause / 2 * fraction / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_wait_that_a_server_asks_for_is_cut_to_the_timeout() {
+        let timeout = Duration::from_millis(300);
+        let outage = Arc::new(OutageWatch::new("s3://bucket".to_owned(), timeout));
+        let mut budget = RetryBudget::new(timeout, outage).unwrap();
+        let busy = || StoreFailure::Transient {
+            message: "HTTP 503".to_owned(),
+            retry_after: Some(Duration::from_secs(60)),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let began = Instant::now();
+        runtime.block_on(budget.wait_after(busy())).unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(290));
+        let ended = runtime.block_on(budget.wait_after(busy()));
+        assert!(matches!(ended, Err(StoreFailure::Permanent(RemoteError::Outage { .. }))));
+    }
 }

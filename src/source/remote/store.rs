@@ -93,6 +93,19 @@ struct StoreKey {
     pid: u32,
 }
 
+/// Refuses an endpoint with credentials in it: the cache on disk and messages name the endpoint.
+fn refuse_secrets(endpoint: &str) -> Result<(), RemoteError> {
+    let address = endpoint.split_once("://").map_or(endpoint, |(_, address)| address);
+    let host = address.split(['/', '?', '#']).next().unwrap_or_default();
+    if !host.contains('@') && !address.contains(['?', '#']) {
+        return Ok(());
+    }
+    Err(RemoteError::BadCredentials {
+        why: "the endpoint of the store has a user name, a password or a query string".to_owned(),
+        remedy: "take it out of the variable or the profile that names the endpoint, and give the credentials in variables of their own".to_owned(),
+    })
+}
+
 impl RemoteStore {
     /// The store of a URL. Stores are kept, with their connections.
     pub fn open(url: &SourceUrl) -> Result<Arc<RemoteStore>, RemoteError> {
@@ -117,6 +130,7 @@ impl RemoteStore {
             (StoreKind::S3, "") => credentials::aws_profile_endpoint().unwrap_or_default(),
             (_, endpoint) => endpoint.to_owned(),
         };
+        refuse_secrets(&endpoint)?;
         let identity = format!("{:?} {endpoint} {}", url.kind, url.host);
         let cache = DiskCache::shared(&options.cache);
         let mut authorization = Authorization::with_query(query);
@@ -239,13 +253,13 @@ impl RemoteStore {
     /// Records an answer of the server. A refusal is an answer, too.
     fn record_answer<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
         let answer = self.record_start(answer);
-        if !matches!(answer, Err(StoreFailure::Transient { .. })) {
+        if answer.is_ok() {
             self.outage.on_answer();
         }
         answer
     }
 
-    /// Records the start of an answer, whose body may not come.
+    /// Records the start of an answer, whose body may not come. A refusal has no body to wait for.
     fn record_start<T>(&self, answer: object_store::Result<T>) -> Result<T, StoreFailure> {
         if answer.as_ref().is_err_and(asks_for_less) {
             self.gate.on_busy();
@@ -256,6 +270,10 @@ impl RemoteStore {
         }
         if !matches!(answer, Err(StoreFailure::Transient { .. })) {
             self.has_answered.store(true, Relaxed);
+        }
+        if answer.as_ref().is_err_and(|failure| !matches!(failure, StoreFailure::Transient { .. }))
+        {
+            self.outage.on_answer();
         }
         answer
     }

@@ -53,6 +53,16 @@ def keys(profile, key, secret, token=None):
     return text + (f"aws_session_token = {token}\n" if token else "")
 
 
+@pytest.mark.parametrize("endpoint", ["https://me:{}@127.0.0.1:9", "me:{}@127.0.0.1:9", "https://127.0.0.1:9/?sig={}"])
+def test_an_endpoint_with_credentials_is_refused_and_not_shown(cloud, ckptfs, monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint.format(SECRET))
+    for words in (["inspect", "s3://bucket/model"], ["ls", "--offline", "s3://bucket/model"], ["doctor", "s3://bucket/model"]):
+        outcome = ckptfs(*words)
+        shown = outcome.stdout + outcome.stderr
+        assert outcome.code == FAILED and "the endpoint of the store has a user name, a password" in shown, outcome
+        assert SECRET not in shown
+
+
 def log_in(home, cache_name, expires, **more):
     """Leaves a login as `aws sso login` does, and returns its file."""
     folder = home / ".aws/sso/cache"

@@ -308,6 +308,19 @@ def test_a_cache_that_is_removed_while_in_use_is_made_anew(mounts, ckptfs, store
     assert blocks(cache)
 
 
+def test_a_mount_fills_the_cache_again_after_it_was_removed(mounts, models, cache):
+    _, url, kinds = models
+    mount = mounts(url)
+    first, second, *_ = kinds
+    load_plain(mount / first / "model.safetensors")
+    assert blocks(cache)
+    shutil.rmtree(cache)
+    # The free space is measured once a second.
+    time.sleep(1.5)
+    load_plain(mount / second / "model.safetensors")
+    assert blocks(cache)
+
+
 def test_the_least_recently_used_blocks_make_room(ckptfs, store, cache, tmp_path):
     for n in range(6):
         store_tensor(store, f"evicted/{n}/model.safetensors", n, tmp_path)

@@ -46,6 +46,43 @@ def assert_equal(tensors, expected):
         assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor), name
 
 
+def test_files_with_equal_headers_have_their_own_bytes(mounts, ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    source.mkdir()
+    rows = torch.arange(1 << 20, dtype=torch.float32).reshape(8, -1)
+    save_file({"w": rows}, source / "model.safetensors")
+    parts = {"first": [0, 4], "second": [4, 8]}
+    recipe.write_text("".join(
+        f'[[file]]\npath = "{name}/model.safetensors"\nfrom = ["model.safetensors"]\n'
+        f'slice = [{{ tensors = "w", dim = 0, range = {part} }}]\n' for name, part in parts.items()
+    ))  # fmt: skip
+    mountpoint = mounts(source, "--views", recipe)
+    for name, (start, end) in parts.items():
+        expected = {"w": rows[start:end]}
+        assert_equal(load_file(mountpoint / name / "model.safetensors"), expected)
+        assert_equal(load(mountpoint / name, backend="pread"), expected)
+        assert_equal(load(source / name, views=recipe), expected)
+    headers = [(mountpoint / name / "model.safetensors").read_bytes()[:64] for name in parts]
+    assert headers[0] == headers[1]
+
+
+def test_the_longest_path_that_a_given_one_ends_with_is_meant(mounts, ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    source.mkdir()
+    save_file({"w": torch.ones(2)}, source / "base.safetensors")
+    paths = {"model.safetensors": "a", "fp16/model.safetensors": "b", "x/fp16/model.safetensors": "c"}
+    recipe.write_text("".join(
+        f'[[file]]\npath = "{path}"\nfrom = ["base.safetensors"]\nrename = [{{ match = "w", to = "{name}" }}]\n'
+        for path, name in paths.items()
+    ))  # fmt: skip
+    mountpoint = mounts(source, "--views", recipe)
+    for path, name in paths.items():
+        for shown in (load_file(mountpoint / path), load(source / path, views=recipe)):
+            assert_equal(shown, {name: torch.ones(2)})
+    assert_equal(load(source / "x/fp16", views=recipe), {"c": torch.ones(2)})
+    assert_equal(load(source / "fp16", views=recipe), {"b": torch.ones(2)})
+
+
 def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     source, recipe = tmp_path / "models", tmp_path / "views.toml"
     expected = write_source(source)

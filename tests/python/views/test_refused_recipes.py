@@ -100,6 +100,16 @@ def test_joined_checkpoints_with_a_tensor_in_common_are_refused_by_its_name(ckpt
     assert ckptfs("views", "check", tmp_path / "views.toml", source).code == 0
 
 
+def test_each_refused_file_has_its_own_reason(ckptfs, tmp_path, source):
+    recipe = "".join(
+        FILE.format(f"{name}/x.safetensors", "").replace('["llama"]', f'["none{name}"]') for name in ("a", "b")
+    )
+    (tmp_path / "views.toml").write_text(recipe)
+    lines = ckptfs("views", "check", tmp_path / "views.toml", source).stdout.splitlines()
+    reasons = [line for line in lines if "refused" in line]
+    assert len(reasons) == 2 and "nonea" in reasons[0] and "noneb" in reasons[1], lines
+
+
 def test_what_is_refused_by_itself_is_not_hidden(ckptfs, tmp_path, source, mounts):
     (source / "torch").mkdir()
     bad = source / "torch/pytorch_model.bin"

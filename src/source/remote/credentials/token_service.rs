@@ -83,6 +83,8 @@ pub fn read_token(path: &Path) -> std::io::Result<String> {
 
 /// The refusal of an endpoint that is no address.
 pub fn bad_endpoint(endpoint: &str) -> TokenError {
+    // It may have a password.
+    let endpoint = if endpoint.contains(['@', '?']) { "the endpoint" } else { endpoint };
     refused(
         format!("{endpoint} is no address of a service"),
         "check AWS_ENDPOINT_URL_STS, AWS_ENDPOINT_URL_SSO, AWS_ENDPOINT_URL_SSO_OIDC and AWS_ENDPOINT_URL",
