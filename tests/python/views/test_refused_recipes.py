@@ -106,7 +106,7 @@ def test_each_refused_file_has_its_own_reason(ckptfs, tmp_path, source):
     )
     (tmp_path / "views.toml").write_text(recipe)
     lines = ckptfs("views", "check", tmp_path / "views.toml", source).stdout.splitlines()
-    reasons = [line for line in lines if "refused" in line]
+    reasons = [line for line in lines if "x.safetensors: refused" in line]
     assert len(reasons) == 2 and "nonea" in reasons[0] and "noneb" in reasons[1], lines
 
 
