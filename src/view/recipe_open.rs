@@ -186,8 +186,8 @@ pub fn open_shown(
     open_recipe_file(&root, &base, file, options)
 }
 
-/// The file of a recipe that a path ends with, and that end. The directory of a single file stands for it. The longest end
-/// counts.
+/// The file of a recipe that a path ends with, and that end: of several, the longest. The directory of a single file stands
+/// for it where no path of a file fits.
 fn find_by_end<'a>(typed: &Path, files: &'a [RecipeFile]) -> Option<(&'a RecipeFile, PathBuf)> {
     let depth = |path: &Path| path.components().count();
     let exact = files.iter().filter(|file| typed.ends_with(file.path.as_path()));

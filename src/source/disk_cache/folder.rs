@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use rustix::fs::Mode;
+use rustix::io::Errno;
 
 use crate::private_folder::{create_private, open_private};
 use crate::temp_file::TempFile;
@@ -165,7 +166,7 @@ impl DiskCache {
         }
         let decision = match self.ledger.request(bytes) {
             RoomDecision::MeasureDisk => {
-                match self.free_bytes_of_folder() {
+                match self.free_bytes() {
                     Ok(bytes) => self.ledger.set_free(bytes),
                     Err(error) => {
                         self.pause_writes(&error);
@@ -221,20 +222,17 @@ impl DiskCache {
         Ok(self.limits.find_shortage(space, kept, missing))
     }
 
-    fn free_bytes(&self) -> io::Result<u64> {
-        let disk = rustix::fs::statvfs(&self.folder)?;
-        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
-    }
-
     /// The free bytes of the disk. A folder that was removed while in use is created anew.
-    fn free_bytes_of_folder(&self) -> io::Result<u64> {
-        self.free_bytes().or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
+    fn free_bytes(&self) -> io::Result<u64> {
+        let measured = match rustix::fs::statvfs(&self.folder) {
+            Err(Errno::NOENT) => {
                 create_private(&self.folder)?;
-                self.free_bytes()
+                rustix::fs::statvfs(&self.folder)
             }
-            _ => Err(error),
-        })
+            measured => measured,
+        };
+        let disk = measured?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
     /// Removes the least recently used blocks, until these had at least `bytes` on the disk, or none is left.
@@ -246,9 +244,7 @@ impl DiskCache {
             if removed.bytes >= bytes {
                 break;
             }
-            // Another process may have removed it. Its space is free then, too.
-            let removal = std::fs::remove_file(&block.path);
-            if removal.is_err_and(|error| error.kind() != io::ErrorKind::NotFound) {
+            if remove_block(&block.path).is_err() {
                 continue;
             }
             // A deleted file takes space while it is open.
@@ -339,11 +335,7 @@ impl DiskCache {
                     }
                     Err(BlockError::Io(error)) => return Err(error),
                     Err(BlockError::Corrupt) => {
-                        match std::fs::remove_file(&block.path) {
-                            // Another process has removed it.
-                            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                            removal => removal?,
-                        }
+                        remove_block(&block.path)?;
                         false
                     }
                 };
@@ -359,6 +351,14 @@ impl DiskCache {
 
 fn block_key(path: &Path) -> BlockKey {
     (std::process::id(), path.to_path_buf())
+}
+
+/// Removes the file of a block, unless another process has done so: its space is free then, too.
+fn remove_block(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removal => removal,
+    }
 }
 
 fn object_has_blocks(folder: &Path) -> bool {

@@ -77,8 +77,7 @@ pub fn endpoint_of(kind: StoreKind) -> String {
         ],
         StoreKind::Http => &[],
     };
-    let value = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    names.iter().find_map(value).unwrap_or_default()
+    names.iter().find_map(|name| credentials::non_empty(name)).unwrap_or_default()
 }
 
 /// Disables retries of the client: reads retry failed requests themselves, and resume where they broke.
@@ -128,9 +127,7 @@ pub fn build_client(
                 .with_http_connector(connector)
                 .with_config(GoogleConfigKey::SkipSignature, skip)
                 .with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), allow_http);
-            if let Ok(endpoint) = std::env::var("STORAGE_EMULATOR_HOST")
-                && !endpoint.is_empty()
-            {
+            if let Some(endpoint) = credentials::non_empty("STORAGE_EMULATOR_HOST") {
                 let has_scheme = endpoint.contains("://");
                 let endpoint = if has_scheme { endpoint } else { format!("http://{endpoint}") };
                 builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);

@@ -265,15 +265,16 @@ impl RemoteStore {
             self.gate.on_busy();
         }
         let answer = answer.map_err(|error| self.authorization.on_failure(error.into()));
-        if answer.is_ok() {
-            self.authorization.on_success();
-        }
-        if !matches!(answer, Err(StoreFailure::Transient { .. })) {
-            self.has_answered.store(true, Relaxed);
-        }
-        if answer.as_ref().is_err_and(|failure| !matches!(failure, StoreFailure::Transient { .. }))
-        {
-            self.outage.on_answer();
+        match &answer {
+            Ok(_) => {
+                self.authorization.on_success();
+                self.has_answered.store(true, Relaxed);
+            }
+            Err(StoreFailure::Transient { .. }) => {}
+            Err(_) => {
+                self.has_answered.store(true, Relaxed);
+                self.outage.on_answer();
+            }
         }
         answer
     }

@@ -46,7 +46,7 @@ def assert_equal(tensors, expected):
         assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor), name
 
 
-def test_files_with_equal_headers_have_their_own_bytes(mounts, ckptfs, tmp_path):
+def test_files_with_equal_headers_have_their_own_bytes(mounts, tmp_path):
     source, recipe = tmp_path / "models", tmp_path / "views.toml"
     source.mkdir()
     rows = torch.arange(1 << 20, dtype=torch.float32).reshape(8, -1)
@@ -66,7 +66,7 @@ def test_files_with_equal_headers_have_their_own_bytes(mounts, ckptfs, tmp_path)
     assert headers[0] == headers[1]
 
 
-def test_the_longest_path_that_a_given_one_ends_with_is_meant(mounts, ckptfs, tmp_path):
+def test_the_longest_path_that_a_given_one_ends_with_is_meant(mounts, tmp_path):
     source, recipe = tmp_path / "models", tmp_path / "views.toml"
     source.mkdir()
     save_file({"w": torch.ones(2)}, source / "base.safetensors")

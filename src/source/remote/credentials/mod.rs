@@ -46,7 +46,7 @@ pub struct AwsSettings {
 }
 
 /// The value of a variable that is not empty.
-fn non_empty(name: &str) -> Option<String> {
+pub fn non_empty(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
