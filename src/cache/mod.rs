@@ -86,13 +86,19 @@ pub struct TraceOptions {
     pub local_files: bool,
 }
 
+/// The traces that are kept.
+struct Traces {
+    store: Arc<TraceStore>,
+    /// Whether virtual files that lie in no store have some, too.
+    has_local_files: bool,
+}
+
 /// The cache of all open virtual files of a program.
 pub struct Cache {
     blocks: Arc<BlockTable>,
     counters: Arc<AtomicCounters>,
     readahead_bytes: Option<u64>,
-    traces: Option<Arc<TraceStore>>,
-    traces_local_files: bool,
+    traces: Option<Traces>,
     executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
     has_store: AtomicBool,
@@ -105,12 +111,15 @@ impl Cache {
     pub fn new(limits: CacheLimits, traces: Option<TraceOptions>) -> Arc<Cache> {
         let CacheLimits { memory_bytes, readahead_bytes } = limits;
         let counters = Arc::new(AtomicCounters::default());
+        let traces = traces.map(|TraceOptions { folder, local_files }| Traces {
+            store: TraceStore::new(folder),
+            has_local_files: local_files,
+        });
         Arc::new(Cache {
             blocks: Arc::new(BlockTable::new(memory_bytes, Arc::clone(&counters))),
             counters,
             readahead_bytes,
-            traces_local_files: traces.as_ref().is_some_and(|traces| traces.local_files),
-            traces: traces.map(|traces| TraceStore::new(traces.folder)),
+            traces,
             executors: Arc::default(),
             file_count: AtomicU64::new(0),
             has_store: AtomicBool::new(false),
@@ -133,7 +142,8 @@ impl Cache {
         let preferred = sources.preferred_readahead();
         let is_store = preferred.is_some();
         self.has_store.fetch_or(is_store, Ordering::Relaxed);
-        let traces = self.traces.as_ref().filter(|_| is_store || self.traces_local_files);
+        let traces = self.traces.as_ref().filter(|traces| is_store || traces.has_local_files);
+        let traces = traces.map(|traces| &traces.store);
         let preferred = preferred.unwrap_or(LOCAL_WINDOW_BYTES);
         let readahead =
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
@@ -167,7 +177,7 @@ impl Cache {
 
     /// Writes the access traces of all open files too, and waits up to half a second for all that are being written.
     pub fn flush_traces(&self) {
-        self.traces.iter().for_each(TraceStore::flush);
+        self.traces.iter().for_each(|traces| traces.store.flush());
     }
 
     /// Answers all waiting reads with [`CacheError::Stopped`], and from now on every read that would have to wait.

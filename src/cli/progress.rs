@@ -73,7 +73,16 @@ impl ProgressMeter {
         } else {
             ProgressDrawTarget::hidden()
         };
-        let bar = ProgressBar::with_draw_target(Some(bytes), target);
+        let meter = ProgressMeter {
+            bar: ProgressBar::with_draw_target(Some(bytes), target),
+            stop: stop.clone(),
+        };
+        meter.set_style();
+        meter
+    }
+
+    /// Shows the line of stores if any was asked before now.
+    fn set_style(&self) {
         let RequestCounters { requests, cached_bytes, .. } = request_counters();
         let template = match requests + cached_bytes {
             0 => BAR_TEMPLATE.to_owned(),
@@ -84,9 +93,8 @@ impl ProgressMeter {
                 // A line that cannot be drawn stays as it was.
                 let _ = out.write_str(&store_text(request_counters()));
             };
-            bar.set_style(style.with_key("store", write_store));
+            self.bar.set_style(style.with_key("store", write_store));
         }
-        ProgressMeter { bar, stop: stop.clone() }
     }
 
     /// Removes the bar from the terminal.
@@ -97,6 +105,8 @@ impl ProgressMeter {
 
 impl Progress for ProgressMeter {
     fn on_total(&self, bytes: u64) {
+        // The sources were opened since the bar was made.
+        self.set_style();
         self.bar.set_length(bytes);
     }
 

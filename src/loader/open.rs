@@ -40,6 +40,18 @@ pub struct LoadOptions {
 }
 
 /// What becomes of the tensors of a load.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use ckptfs::loader::{LoadOptions, LoadRecipe};
+///
+/// let steps = LoadRecipe::parse_json(r#"{"cast": [{"tensors": "*", "to": "bfloat16"}]}"#)?;
+/// let options = LoadOptions { recipe: Some(steps.into()), ..LoadOptions::default() };
+/// let model = options.open("models/llama".as_ref())?;
+/// # let _ = model;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub enum LoadRecipe {
     /// Steps with the tensors of the checkpoint at the path.
@@ -71,18 +83,30 @@ const DEFAULT_THREADS: usize = 16;
 impl LoadOptions {
     /// Opens a checkpoint.
     pub fn open(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
-        self.open_resolved(path, || match &self.recipe {
-            Some(recipe) => open_by_recipe(path, recipe, &self.parse),
-            None => resolve(path, &self.parse),
-        })
+        self.open_from(path, |steps| resolve(path, &self.parse, steps))
     }
 
     /// Opens a checkpoint at a path that is on a filesystem of this machine's own, and so on no mount of ours, as
     /// [`mount_info::may_block`](crate::mount_info::may_block) tells.
     pub fn open_outside_mounts(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
-        self.open_resolved(path, || match &self.recipe {
-            Some(recipe) => open_by_recipe(path, recipe, &self.parse),
-            None => ResolvedCheckpoint::lay_out(view::open(path, &self.parse)?, Route::Plain),
+        self.open_from(path, |steps| {
+            ResolvedCheckpoint::lay_out(view::open(path, &self.parse)?, steps, Route::Plain)
+        })
+    }
+
+    /// Opens what a recipe shows at a path, or what else is there, with these steps if there are any.
+    fn open_from(
+        &self,
+        path: &Path,
+        resolve: impl FnOnce(Option<&Transform>) -> Result<ResolvedCheckpoint, LoadError>,
+    ) -> Result<OpenCheckpoint, LoadError> {
+        self.open_resolved(path, || match self.recipe.as_deref() {
+            Some(LoadRecipe::Files(recipe)) => {
+                let checkpoint = view::open_shown(path, recipe, &self.parse)?;
+                ResolvedCheckpoint::lay_out(checkpoint, None, Route::Plain)
+            }
+            Some(LoadRecipe::Steps(steps)) => resolve(Some(steps)),
+            None => resolve(None),
         })
     }
 
@@ -91,7 +115,7 @@ impl LoadOptions {
         let path = Path::new("bytes in memory");
         self.open_resolved(path, || {
             let checkpoint = checkpoint::parse_bytes(bytes, path, &self.parse)?;
-            ResolvedCheckpoint::lay_out(checkpoint, Route::Plain)
+            ResolvedCheckpoint::lay_out(checkpoint, None, Route::Plain)
         })
     }
 
@@ -149,8 +173,18 @@ struct ResolvedCheckpoint {
 }
 
 impl ResolvedCheckpoint {
-    /// Lays out a checkpoint.
-    fn lay_out(mut checkpoint: Checkpoint, route: Route) -> Result<ResolvedCheckpoint, LoadError> {
+    /// Lays out a checkpoint, after steps with its tensors if there are any.
+    fn lay_out(
+        mut checkpoint: Checkpoint,
+        steps: Option<&Transform>,
+        route: Route,
+    ) -> Result<ResolvedCheckpoint, LoadError> {
+        if let Some(steps) = steps {
+            let path = checkpoint.path.clone();
+            checkpoint = steps
+                .apply(checkpoint, Vec::new())
+                .map_err(|error| ViewError::Recipe { path, fault: Box::new(error.into()) })?;
+        }
         let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
         let open_file = checkpoint.open_file.take();
         let virtual_file = VirtualFile::new(checkpoint)?;
@@ -158,27 +192,12 @@ impl ResolvedCheckpoint {
     }
 }
 
-/// Opens a checkpoint, and does with it what a recipe says.
-fn open_by_recipe(
+/// Resolves a path, through the mount that it may be on, and applies steps if there are any.
+fn resolve(
     path: &Path,
-    recipe: &LoadRecipe,
     options: &ParseOptions,
+    steps: Option<&Transform>,
 ) -> Result<ResolvedCheckpoint, LoadError> {
-    let checkpoint = match recipe {
-        LoadRecipe::Files(recipe) => view::open_shown(path, recipe, options)?,
-        LoadRecipe::Steps(steps) => {
-            let checkpoint = view::open(path, options)?;
-            let path = checkpoint.path.clone();
-            steps
-                .apply(checkpoint, Vec::new())
-                .map_err(|error| ViewError::Recipe { path, fault: Box::new(error.into()) })?
-        }
-    };
-    ResolvedCheckpoint::lay_out(checkpoint, Route::Plain)
-}
-
-/// Resolves a path, through the mount that it may be on.
-fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
     // A key asks for a dictionary of the original pickle, which a mount's virtual file has not.
     let on_mount = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
     let route = match on_mount {
@@ -186,6 +205,14 @@ fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, Lo
         Some((file, note, origin)) => {
             match origin.and_then(|origin| open_at_source(&file, &origin)) {
                 Ok(mut resolved) => {
+                    if steps.is_some() {
+                        // What the mount shows was compared without the steps.
+                        let ResolvedCheckpoint { virtual_file, format, notes, route, .. } =
+                            resolved;
+                        let mut checkpoint = virtual_file.to_checkpoint(&file, format);
+                        checkpoint.notes = notes;
+                        resolved = ResolvedCheckpoint::lay_out(checkpoint, steps, route)?;
+                    }
                     resolved.notes.extend(note);
                     return Ok(resolved);
                 }
@@ -196,7 +223,7 @@ fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, Lo
             }
         }
     };
-    ResolvedCheckpoint::lay_out(view::open(path, options)?, route)
+    ResolvedCheckpoint::lay_out(view::open(path, options)?, steps, route)
 }
 
 type OriginOfFile = (PathBuf, Option<String>, Result<MountOrigin, String>);
@@ -289,7 +316,7 @@ fn parse_source(
         let file = RecipeFile::from_json(recipe.as_bytes())
             .ok_or_else(|| SourceError::Missing { path: source.clone() })?;
         let checkpoint = view::open_recipe_file(root, path, &file, options)?;
-        return ResolvedCheckpoint::lay_out(checkpoint, Route::Direct { source });
+        return ResolvedCheckpoint::lay_out(checkpoint, None, Route::Direct { source });
     }
     let source = root.shown_path(path);
     let Some(name) = path.file_name() else {
@@ -297,7 +324,7 @@ fn parse_source(
     };
     let directory = path.parent().unwrap_or(Path::new(""));
     let checkpoint = checkpoint::open_by_name(root, directory, name, options)?;
-    ResolvedCheckpoint::lay_out(checkpoint, Route::Direct { source })
+    ResolvedCheckpoint::lay_out(checkpoint, None, Route::Direct { source })
 }
 
 /// Whether a mount shows what was read at its source. A file that it shows as it is has the size and the time

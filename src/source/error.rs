@@ -92,8 +92,8 @@ pub enum SourceError {
     Remote {
         /// The URL of the file or directory.
         path: PathBuf,
-        /// The action that failed.
-        action: &'static str,
+        /// The request that failed.
+        action: Cow<'static, str>,
         /// The answer of the store, or why there was none.
         error: Box<super::remote::RemoteError>,
     },

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::{DerefMut, Range};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{
-    ByteRun, Checkpoint, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions, Tensor,
-    TensorBytes,
+    ByteRun, Checkpoint, Format, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions,
+    Tensor, TensorBytes,
 };
 use crate::source::{OpenFile, SourceFile};
 
@@ -86,6 +87,30 @@ impl VirtualFile {
             layout: OnceLock::new(),
             memory_bytes: OnceLock::new(),
         })
+    }
+
+    /// A checkpoint with the tensors of this file, for further steps with them. `path` is the path to print.
+    pub fn to_checkpoint(&self, path: &Path, format: Format) -> Checkpoint {
+        let file_count = self.origins.iter().filter_map(Origin::file).count();
+        let mut metadata = self.source_has_metadata.then(|| self.metadata.clone());
+        if let (Some(metadata), false) = (&mut metadata, self.source_has_format) {
+            metadata.remove("format");
+        }
+        Checkpoint {
+            path: path.to_path_buf(),
+            format,
+            is_sharded: file_count > 1,
+            origins: self.origins.to_vec(),
+            open_file: None,
+            index_files: self.source_files[file_count..].to_vec(),
+            tensors: self.tensors.to_vec(),
+            metadata,
+            obvious_choices: Vec::new(),
+            notes: Vec::new(),
+            refused: Vec::new(),
+            options: self.options.clone(),
+            recipe: self.recipe.clone(),
+        }
     }
 
     /// A source file as it is, whatever it holds: one piece, without header and tensors.

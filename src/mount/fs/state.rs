@@ -15,7 +15,7 @@ use crate::mount::stats::{
     VirtualFileStats,
 };
 use crate::source::{self, FileKind, FileMetadata, RequestCounters, SourceError};
-use crate::view::{View, ViewEntry, ViewError};
+use crate::view::{Refusal, View, ViewEntry, ViewError};
 
 use super::attr::{
     OwnerOverride, file_attr, is_stale, kernel_cache_timeout, last_file_attr, open_errno,
@@ -57,8 +57,16 @@ const MAX_REFUSED_VIEWS_COUNT: usize = 8;
 
 /// Why files of the recipe are not shown, with what to do.
 fn refused_views(view: &View) -> Vec<String> {
-    let refusals = view.recipe_refusals().into_iter().take(MAX_REFUSED_VIEWS_COUNT);
-    refusals.map(|one| format!("{}; what to do: {}", one.reason, one.remedy)).collect()
+    let refusals = view.recipe_refusals();
+    let describe = |one: &Arc<Refusal>| format!("{}; what to do: {}", one.reason, one.remedy);
+    let mut lines: Vec<_> = refusals.iter().take(MAX_REFUSED_VIEWS_COUNT).map(describe).collect();
+    let rest = refusals.len() - lines.len();
+    if rest > 0 {
+        lines.push(format!(
+            "{rest} more; what to do: ckptfs ls --views RECIPE SOURCE lists them all"
+        ));
+    }
+    lines
 }
 
 /// Lookups of a name that is renamed over meanwhile, until one can be opened.

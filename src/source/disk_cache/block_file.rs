@@ -4,9 +4,10 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use memmap2::MmapMut;
@@ -32,6 +33,10 @@ const SCRATCH_BYTES: usize = HEADER_BYTES + (MAX_GAP_BYTES + READ_BYTES) as usiz
 /// How often a block that is read is marked as used: eviction needs no finer times.
 const USE_INTERVAL: Duration = Duration::from_secs(600);
 
+/// How often a file that stays open is looked at: if another process has evicted it, its space is free only once it is
+/// closed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
 thread_local! {
     static SCRATCH: std::cell::RefCell<Option<MmapMut>> = const { std::cell::RefCell::new(None) };
 }
@@ -44,6 +49,8 @@ pub struct OpenBlockFile {
     is_direct: bool,
     /// The same file for buffered reads, from the first one on.
     buffered: OnceLock<File>,
+    /// The time at which it was last looked at: seconds since 1970.
+    checked: AtomicI64,
 }
 
 impl OpenBlockFile {
@@ -56,7 +63,8 @@ impl OpenBlockFile {
             Err(Errno::INVAL | Errno::OPNOTSUPP) => (open(flags)?, false),
             opened => (opened?, true),
         };
-        Ok(OpenBlockFile { file, is_direct, buffered: OnceLock::new() })
+        let checked = AtomicI64::new(seconds_now());
+        Ok(OpenBlockFile { file, is_direct, buffered: OnceLock::new(), checked })
     }
 
     pub fn metadata(&self) -> io::Result<Metadata> {
@@ -123,10 +131,21 @@ impl OpenBlockFile {
         Ok(self.buffered.get_or_init(|| File::from(file)))
     }
 
+    /// Whether the file still has its name, as of at most 10 seconds ago. Also marks its use.
+    pub fn is_current(&self) -> bool {
+        let now = seconds_now();
+        if now.abs_diff(self.checked.load(Relaxed)) < CHECK_INTERVAL.as_secs() {
+            return true;
+        }
+        self.checked.store(now, Relaxed);
+        let Ok(metadata) = self.metadata() else { return false };
+        self.mark_used(metadata.atime());
+        metadata.nlink() > 0
+    }
+
     /// Marks a block as used now, unless it was marked lately.
     pub fn mark_used(&self, used: i64) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = now.as_secs().cast_signed();
+        let now = seconds_now();
         if now.abs_diff(used) < USE_INTERVAL.as_secs() {
             return;
         }
@@ -137,5 +156,37 @@ impl OpenBlockFile {
         };
         // A cache that cannot be written to is not evicted from either.
         let _ = futimens(&self.file, &times);
+    }
+}
+
+/// Seconds since 1970.
+fn seconds_now() -> i64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.as_secs().cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_stays_open_is_marked_as_used_and_given_up_when_evicted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("block");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let file = OpenBlockFile::open(&path).unwrap();
+        let long_ago = Timespec { tv_sec: 1_000_000, tv_nsec: 0 };
+        let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+        futimens(&file.file, &times).unwrap();
+        // Not looked at again so soon.
+        assert!(file.is_current());
+        assert_eq!(file.metadata().unwrap().atime(), 1_000_000);
+        file.checked.store(0, Relaxed);
+        assert!(file.is_current());
+        assert!(file.metadata().unwrap().atime() > 1_000_000);
+        std::fs::remove_file(&path).unwrap();
+        assert!(file.is_current());
+        file.checked.store(0, Relaxed);
+        assert!(!file.is_current());
     }
 }

@@ -55,6 +55,11 @@ impl BlockReader {
         Ok(reader)
     }
 
+    /// Whether the block was not evicted, as of at most 10 seconds ago. Also marks its use.
+    pub fn is_current(&self) -> bool {
+        self.file.is_current()
+    }
+
     /// Fills the parts of the targets that lie in a part of the block.
     pub fn read(
         &self,

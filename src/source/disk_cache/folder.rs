@@ -126,10 +126,12 @@ impl DiskCache {
         let slot =
             lock_holding_forks(&self.open_blocks).get_or_insert(key, Default::default).clone();
         let mut opened = lock(&slot);
-        if let Some(reader) = opened.clone() {
+        if let Some(reader) = opened.clone().filter(|reader| reader.is_current()) {
             drop(opened);
             return reader.read(part, targets);
         }
+        // First it is closed, if it was open and evicted.
+        *opened = None;
         let reader = BlockReader::open(path, object, block, part, targets)?;
         *opened = Some(Arc::new(reader));
         Ok(())

@@ -93,7 +93,7 @@ pub fn build_client(
 ) -> Result<StoreClient, RemoteError> {
     let query = authorization.query.clone();
     let has_query = query.is_some();
-    let connector = Connector { options: options.clone(), query };
+    let connector = Connector::new(options, url.kind, query)?;
     // Messages of the builders name settings, and no secret.
     let invalid = |error: object_store::Error| RemoteError::Other { message: error.to_string() };
     let text = |allow: bool| if allow { "true" } else { "false" };

@@ -67,6 +67,22 @@ pub enum RemoteError {
     /// The address has no encryption, and the user has not allowed that.
     #[error("the address is http://, which is not encrypted")]
     PlainHttp,
+    /// The server's certificate or its encryption is not accepted.
+    #[error("the encrypted connection is refused: {why}")]
+    Encryption {
+        /// Why it is not accepted.
+        why: String,
+    },
+    /// A file of certificates cannot be used.
+    #[error("{name} names {path}, which cannot be used: {why}")]
+    CertificateFile {
+        /// The variable of the environment.
+        name: &'static str,
+        /// The file that it names.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The bucket is in another region.
     #[error("the bucket is in the region {region}")]
     OtherRegion {
@@ -193,6 +209,12 @@ impl RemoteError {
             }
             RemoteError::PlainHttp => {
                 "use https://, or allow it: --allow-http (CKPTFS_ALLOW_HTTP=1)"
+            }
+            RemoteError::Encryption { .. } => {
+                "set AWS_CA_BUNDLE to a file with the certificates of your authority, in PEM; check this machine's clock"
+            }
+            RemoteError::CertificateFile { .. } => {
+                "set the variable to a file with the certificates of your authority, in PEM, or unset it"
             }
             RemoteError::OtherRegion { region } => {
                 return format!("set AWS_REGION={}", shell_text(region)).into();

@@ -57,6 +57,9 @@ pub enum TransportError {
     /// The connection failed or broke.
     #[error("{0}")]
     Connection(String),
+    /// The server's certificate or its encryption is not accepted.
+    #[error("{0}")]
+    Encryption(String),
     /// The address is not encrypted.
     #[error("the address is not encrypted")]
     PlainHttp,
@@ -98,6 +101,7 @@ impl TransportError {
             }
             TransportError::Connection(message) => return StoreFailure::transient(message),
             TransportError::NoListing => RemoteError::NoListing,
+            TransportError::Encryption(why) => RemoteError::Encryption { why: why.clone() },
             TransportError::PlainHttp => RemoteError::PlainHttp,
             TransportError::Redirect { host, why } => {
                 RemoteError::Redirect { host: host.clone(), why }
@@ -186,6 +190,12 @@ fn says_expired(error: &dyn std::error::Error) -> bool {
     answer_code(&text).is_some_and(|code| EXPIRY_CODES.contains(&code))
 }
 
+/// Whether a request got no answer at all.
+pub fn is_unanswered(error: &object_store::Error) -> bool {
+    let found = find_source::<TransportError>(error);
+    found.is_some_and(|found| matches!(found, TransportError::Connection(_)))
+}
+
 /// Whether a store asks for fewer requests: S3's SlowDown is 503.
 pub fn asks_for_less(error: &object_store::Error) -> bool {
     let found = find_source::<TransportError>(error);
@@ -241,6 +251,17 @@ pub fn answer_code(answer: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_busy_server_has_answered_and_a_broken_connection_has_not() {
+        let error = |source: TransportError| object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(HttpError::from(source)),
+        };
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        assert!(!is_unanswered(&error(TransportError::Busy { status, retry_after: None })));
+        assert!(is_unanswered(&error(TransportError::Connection("refused".to_owned()))));
+    }
 
     #[test]
     fn nothing_that_a_server_repeats_is_shown() {

@@ -1,5 +1,6 @@
 //! An object of one version, read in parts.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -67,31 +68,29 @@ impl RemoteFile {
 
     /// Reads a range in parts that are fetched at once, each into its place.
     fn read_parts(&self, out: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        let read = offset..offset + out.len() as u64;
         let parts =
             out.chunks_mut(PART_BYTES as usize).zip((offset..).step_by(PART_BYTES as usize));
-        let reads = parts.map(|(part, at)| async move { self.read_part(&mut [(at, part)]).await });
-        self.wait_for(try_join_all(reads)).map(|_| ())
+        let reads = parts.map(|(part, at)| async move {
+            let range = at..at + part.len() as u64;
+            self.read_range(range, &mut [(at, part)]).await
+        });
+        self.wait_for(&read, try_join_all(reads)).map(|_| ())
     }
 
-    /// Runs a read of this file on the calling thread.
+    /// Runs a read of a range of this file on the calling thread.
     fn wait_for<T>(
         &self,
+        range: &Range<u64>,
         read: impl Future<Output = Result<T, StoreFailure>>,
     ) -> Result<T, SourceError> {
         block_on(read)
             .unwrap_or_else(|error| Err(StoreFailure::Permanent(error)))
-            .map_err(|failure| self.error(failure))
+            .map_err(|failure| self.error(range, failure))
     }
 
-    /// Reads one range into the targets that lie in it, from the cache on disk first.
-    async fn read_part(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, StoreFailure> {
-        let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
-        let start = targets.first().map_or(end, |(at, _)| *at);
-        self.read_range(start..end, targets).await
-    }
-
-    /// Reads a range into the targets that lie in it. Without targets, it is only kept in the cache on disk. Returns the
-    /// bytes that were there.
+    /// Reads a range into the targets that lie in it, from the cache on disk first. Without targets, it is only kept there.
+    /// Returns the bytes that were there.
     async fn read_range(
         &self,
         range: Range<u64>,
@@ -131,8 +130,8 @@ impl RemoteFile {
         let mut reached = range.start;
         while reached < range.end {
             let (before, began) = (reached, Instant::now());
-            if let Err(failure) = self.read_body(&store, range.end, &mut reached, &mut place).await
-            {
+            let body = self.read_body(&store, range.end, &mut reached, &mut place);
+            if let Err(failure) = body.await {
                 let is_fast = began.elapsed() < store.options.stall_timeout;
                 if reached - before >= LEAST_PROGRESS_BYTES || is_fast && reached > before {
                     budget.on_progress();
@@ -228,12 +227,13 @@ impl RemoteFile {
         })
     }
 
-    fn error(&self, failure: StoreFailure) -> SourceError {
+    fn error(&self, range: &Range<u64>, failure: StoreFailure) -> SourceError {
         if matches!(failure, StoreFailure::Changed | StoreFailure::Missing) {
             // The next open asks anew.
             self.store.forget_listing_of(&self.key);
         }
-        remote_error(self.path.clone(), "read it", failure)
+        let last = range.end.saturating_sub(1);
+        remote_error(self.path.clone(), format!("read bytes {} to {last}", range.start), failure)
     }
 }
 
@@ -244,7 +244,9 @@ impl FileHandle for RemoteFile {
     }
 
     fn read_scattered(&self, targets: &mut [(u64, &mut [u8])]) -> Result<u64, SourceError> {
-        self.wait_for(self.read_part(targets))
+        let end = targets.iter().map(|(at, target)| at + target.len() as u64).max().unwrap_or(0);
+        let range = targets.first().map_or(end, |(at, _)| *at)..end;
+        self.wait_for(&range, self.read_range(range.clone(), targets))
     }
 
     fn is_state_known(&self) -> bool {
@@ -261,7 +263,7 @@ impl FileHandle for RemoteFile {
     }
 
     fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
-        self.wait_for(self.read_range(range, &mut []))
+        self.wait_for(&range, self.read_range(range.clone(), &mut []))
     }
 
     fn uncached_bytes(&self, ranges: &[Range<u64>]) -> u64 {
@@ -294,8 +296,13 @@ impl FileHandle for RemoteFile {
     }
 }
 
-/// The error of a path.
-pub fn remote_error(path: PathBuf, action: &'static str, failure: StoreFailure) -> SourceError {
+/// The error of a request for a path.
+pub fn remote_error(
+    path: PathBuf,
+    action: impl Into<Cow<'static, str>>,
+    failure: StoreFailure,
+) -> SourceError {
+    let action = action.into();
     match failure {
         StoreFailure::Missing => SourceError::Missing { path },
         StoreFailure::Changed => SourceError::Changed { path },

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderValue};
-use reqwest::Url;
+use reqwest::{Certificate, ClientBuilder, Url};
 
 use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_address};
+use super::certificates::refused_encryption;
 use super::failure::TransportError;
 use super::options::RemoteOptions;
 
@@ -30,10 +31,11 @@ pub fn client_error(error: reqwest::Error) -> object_store::Error {
 pub fn http_client(
     stall_timeout: Duration,
     resolver: AddressResolver,
+    certificates: &[Certificate],
 ) -> reqwest::Result<reqwest::Client> {
     // An error means that it was installed before.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = reqwest::Client::builder()
+    let builder = reqwest::Client::builder()
         .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
         .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, IDENTITY)]))
         .redirect(reqwest::redirect::Policy::none())
@@ -42,20 +44,19 @@ pub fn http_client(
         .read_timeout(stall_timeout)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .http1_only();
-    let bundle = std::env::var_os("AWS_CA_BUNDLE").or_else(|| std::env::var_os("SSL_CERT_FILE"));
-    if let Some(pem) = bundle.and_then(|path| std::fs::read(path).ok())
-        && let Ok(certificates) = reqwest::Certificate::from_pem_bundle(&pem)
-    {
-        for certificate in certificates {
-            builder = builder.add_root_certificate(certificate);
-        }
-    }
-    builder.build()
+    let add = |builder: ClientBuilder, certificate: &Certificate| {
+        builder.add_root_certificate(certificate.clone())
+    };
+    certificates.iter().fold(builder, add).build()
 }
 
 /// Sends a request without credentials, to see whether the server answers. Returns the headers of
 /// its answer, of any status.
-pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, TransportError> {
+pub async fn greet(
+    url: &Url,
+    options: &RemoteOptions,
+    certificates: &[Certificate],
+) -> Result<HeaderMap, TransportError> {
     if url.scheme() == "http" && !options.allow_http {
         return Err(TransportError::PlainHttp);
     }
@@ -65,7 +66,8 @@ pub async fn greet(url: &Url, options: &RemoteOptions) -> Result<HeaderMap, Tran
         return Err(address_refused(rule, url));
     }
     let failed = |error: reqwest::Error| connection_error(&error, url);
-    let client = http_client(options.stall_timeout, AddressResolver::new(rule)).map_err(failed)?;
+    let client = http_client(options.stall_timeout, AddressResolver::new(rule), certificates);
+    let client = client.map_err(failed)?;
     let request = client.head(url.clone()).timeout(options.stall_timeout).send();
     let answer = request.await.map_err(failed)?;
     Ok(answer.headers().clone())
@@ -80,6 +82,9 @@ pub fn connection_error(error: &reqwest::Error, url: &Url) -> TransportError {
         if let Some(AddressRefused(rule)) = source.downcast_ref() {
             return address_refused(*rule, url);
         }
+    }
+    if let Some(why) = refused_encryption(innermost) {
+        return TransportError::Encryption(why);
     }
     let message = match innermost.is::<reqwest::Error>() {
         true if error.is_timeout() => "timed out".to_owned(),

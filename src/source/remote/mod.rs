@@ -4,14 +4,16 @@
 //! while the `runtime`'s threads serve the sockets. Every read is conditional on the version that was opened, and its
 //! answer is compared with it: length, range and ETag. `retry` resumes a read that broke where it broke.
 //!
-//! `transport` is the one place where requests are sent, by the clients of `http_client`. `answer` checks what comes back,
-//! `listing_filter` removes unusable names from it, and `redirect` decides what is followed. `addresses` limits what is
+//! `transport` is the one place where requests are sent, by the clients of `http_client`. These trust the system's
+//! certificates and the user's, which `certificates` reads. `answer` checks what comes back, `listing_filter` removes
+//! unusable names from it, and `redirect` decides what is followed. `addresses` limits what is
 //! connected to. `client` makes the client of a store, with the credentials that `credentials` finds, and `store` sends its
 //! requests. `listing` has the known names of directories.
 
 mod access_check;
 mod addresses;
 mod answer;
+mod certificates;
 mod client;
 mod concurrency;
 mod credentials;

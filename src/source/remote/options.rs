@@ -79,18 +79,18 @@ impl RemoteOptions {
             let seconds = environment.number(argument, name, SECONDS_RANGE)?;
             Ok::<_, RemoteError>(Duration::from_secs(seconds.unwrap_or(default).into()))
         };
+        let outage_timeout =
+            seconds(outage_timeout, "CKPTFS_OUTAGE_TIMEOUT", DEFAULT_OUTAGE_SECONDS)?;
+        let stall_timeout = seconds(stall_timeout, "CKPTFS_STALL_TIMEOUT", DEFAULT_STALL_SECONDS)?;
         Ok(RemoteOptions {
             allow_http: environment.switch(allow_http, &["CKPTFS_ALLOW_HTTP", "AWS_ALLOW_HTTP"])?,
             anonymous: environment
                 .switch(anonymous, &["CKPTFS_ANONYMOUS", "AWS_SKIP_SIGNATURE"])?,
             instance_metadata: environment
                 .switch(instance_metadata, &["CKPTFS_INSTANCE_METADATA"])?,
-            stall_timeout: seconds(stall_timeout, "CKPTFS_STALL_TIMEOUT", DEFAULT_STALL_SECONDS)?,
-            outage_timeout: seconds(
-                outage_timeout,
-                "CKPTFS_OUTAGE_TIMEOUT",
-                DEFAULT_OUTAGE_SECONDS,
-            )?,
+            // Within the outage timeout, a silent connection is replaced at least once.
+            stall_timeout: stall_timeout.min(outage_timeout / 2),
+            outage_timeout,
             poll_interval: seconds(poll_interval, "CKPTFS_POLL_INTERVAL", DEFAULT_POLL_SECONDS)?,
             connections: environment.number(
                 connections,
@@ -207,6 +207,8 @@ mod tests {
         let found = options(argument, &variables).unwrap();
         assert_eq!((found.allow_http, found.connections), (false, Some(2)));
         assert_eq!(found.stall_timeout, Duration::from_secs(3));
+        let found = options(none(), &[("CKPTFS_OUTAGE_TIMEOUT", "5")]).unwrap();
+        assert_eq!(found.stall_timeout, Duration::from_millis(2500));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The outage of one store, which its readers share: a late reader does not wait the whole timeout again.
 //!
 //! An outage begins with a request that fails for now, and ends with the next answer. The log has one line when readers
-//! begin to notice it, and one when the server is back.
+//! begin to notice it, and one when the server is back. Until a server has answered anything, its address may be wrong: its
+//! readers wait for a shorter time.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,6 +16,9 @@ use super::failure::StoreFailure;
 /// The shortest outage that is logged: loaded servers answer 503 now and then.
 const MIN_LOGGED_INTERVAL: Duration = Duration::from_secs(3);
 
+/// The outage timeout before the first answer of a store, which also bounds the wait for that answer.
+pub const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The longest time after a failed request in which others fail with it. Short, so that a server that is back is noticed.
 const MAX_SHARED_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -25,6 +29,7 @@ pub struct OutageWatch {
     name: String,
     /// The outage timeout. An outage whose last failure is older than it counts as over.
     timeout: Duration,
+    has_answered: AtomicBool,
     is_away: AtomicBool,
     outage: Mutex<Option<Outage>>,
 }
@@ -41,7 +46,26 @@ struct Outage {
 
 impl OutageWatch {
     pub fn new(name: String, timeout: Duration) -> OutageWatch {
-        OutageWatch { name, timeout, is_away: AtomicBool::new(false), outage: Mutex::default() }
+        let (has_answered, is_away, outage) = Default::default();
+        OutageWatch { name, timeout, has_answered, is_away, outage }
+    }
+
+    /// The time that a server may give nothing. Before its first answer it is shorter.
+    pub fn timeout(&self) -> Duration {
+        match self.has_answered() {
+            true => self.timeout,
+            false => self.timeout.min(FIRST_ANSWER_TIMEOUT),
+        }
+    }
+
+    /// Whether the server has ever answered.
+    pub fn has_answered(&self) -> bool {
+        self.has_answered.load(Relaxed)
+    }
+
+    /// Records that there is a server, even if it answers that it is busy.
+    pub fn on_contact(&self) {
+        self.has_answered.store(true, Relaxed);
     }
 
     /// Records that the server answered, or sent bytes.
@@ -63,9 +87,12 @@ impl OutageWatch {
 
     /// Records that a request failed for now, after a time. Returns how long the outage has been.
     pub fn on_failure(&self, message: &str, attempt: Duration) -> Duration {
-        let (waited, is_noticed) = self.record(message, attempt, Instant::now());
+        let now = Instant::now();
+        // The server has never answered, so the outage began with the first attempt.
+        let began = if self.has_answered() { now } else { now.checked_sub(attempt).unwrap_or(now) };
+        let (waited, is_noticed) = self.record(message, attempt, began, now);
         if is_noticed {
-            let (name, timeout) = (&self.name, self.timeout.as_secs());
+            let (name, timeout) = (&self.name, self.timeout().as_secs());
             tracing::warn!(
                 "{name}: gave nothing for {} s: {message}; reads fail after {timeout} s, and work again when it is back",
                 waited.as_secs()
@@ -74,13 +101,19 @@ impl OutageWatch {
         waited
     }
 
-    /// Records a failure. Returns the length of the outage, and whether to log it now.
-    fn record(&self, message: &str, attempt: Duration, now: Instant) -> (Duration, bool) {
+    /// Records a failure; a new outage began at `began`. Returns the length of the outage, and whether to log it now.
+    fn record(
+        &self,
+        message: &str,
+        attempt: Duration,
+        began: Instant,
+        now: Instant,
+    ) -> (Duration, bool) {
         let mut outage = lock(&self.outage);
         let is_same = |outage: &Outage| now.duration_since(outage.failed_at) < self.timeout;
         let (since, was_logged) = match outage.take().filter(is_same) {
             Some(before) => (before.since, before.is_logged),
-            None => (now, false),
+            None => (began, false),
         };
         let waited = now.duration_since(since);
         let is_logged = was_logged || waited >= MIN_LOGGED_INTERVAL.min(self.timeout / 2);
@@ -121,7 +154,10 @@ mod tests {
         let seconds = Duration::from_secs;
         let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
         let began = Instant::now();
-        let fail = |at| watch.record("refused", seconds(20), began + seconds(at));
+        let fail = |at| {
+            let now = began + seconds(at);
+            watch.record("refused", seconds(20), now, now)
+        };
         assert_eq!(fail(0), (seconds(0), false));
         assert_eq!(fail(2), (seconds(2), false));
         assert_eq!(fail(4), (seconds(4), true));
@@ -139,12 +175,29 @@ mod tests {
     }
 
     #[test]
+    fn before_the_first_answer_the_first_attempt_counts_and_waits_are_short() {
+        let seconds = Duration::from_secs;
+        let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
+        assert_eq!(watch.timeout(), FIRST_ANSWER_TIMEOUT);
+        assert!(watch.on_failure("silent", FIRST_ANSWER_TIMEOUT) >= FIRST_ANSWER_TIMEOUT);
+        // The next request of the same command does not wait again.
+        assert!(watch.check(watch.timeout()).is_err());
+        watch.on_contact();
+        assert_eq!(watch.timeout(), seconds(60));
+        assert!(watch.check(watch.timeout()).is_ok());
+        let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
+        watch.on_contact();
+        assert!(watch.on_failure("silent", seconds(20)) < seconds(1));
+    }
+
+    #[test]
     fn a_request_that_fails_at_once_is_tried_by_each_reader() {
         let watch = OutageWatch::new("s3://bucket".to_owned(), Duration::from_secs(1));
         let began = Instant::now();
         let attempt = Duration::from_millis(1);
         for at in 0..5 {
-            watch.record("refused", attempt, began + Duration::from_millis(at * 400));
+            let now = began + Duration::from_millis(at * 400);
+            watch.record("refused", attempt, now, now);
         }
         let after = began + Duration::from_millis(1602);
         assert!(watch.shared_failure(Duration::from_secs(1), after).is_none());

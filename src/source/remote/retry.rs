@@ -18,27 +18,30 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The retries of one read.
 pub struct RetryBudget {
     outage: Arc<OutageWatch>,
-    outage_timeout: Duration,
+    /// A shorter time than the outage timeout, if this read has one.
+    timeout: Option<Duration>,
     last_progress: Instant,
     attempt_start: Instant,
     pause: Duration,
 }
 
 impl RetryBudget {
-    /// A budget that ends when neither this read nor any other of the store received bytes for that long.
+    /// A budget that ends when neither this read nor any other of the store received bytes for the outage timeout, or for
+    /// a shorter time.
     pub fn new(
-        outage_timeout: Duration,
         outage: Arc<OutageWatch>,
+        timeout: Option<Duration>,
     ) -> Result<RetryBudget, StoreFailure> {
-        outage.check(outage_timeout)?;
         let now = Instant::now();
-        Ok(RetryBudget {
-            outage,
-            outage_timeout,
-            last_progress: now,
-            attempt_start: now,
-            pause: FIRST_RETRY_INTERVAL,
-        })
+        let (last_progress, attempt_start, pause) = (now, now, FIRST_RETRY_INTERVAL);
+        let budget = RetryBudget { outage, timeout, last_progress, attempt_start, pause };
+        budget.outage.check(budget.timeout())?;
+        Ok(budget)
+    }
+
+    fn timeout(&self) -> Duration {
+        let allowed = self.outage.timeout();
+        self.timeout.map_or(allowed, |timeout| timeout.min(allowed))
     }
 
     /// Records that bytes came.
@@ -55,7 +58,7 @@ impl RetryBudget {
         let store_outage = self.outage.on_failure(&message, self.attempt_start.elapsed());
         let waited = self.last_progress.elapsed().max(store_outage);
         // A server that asks for more than the rest of the time is asked once more at its end.
-        let rest = self.outage_timeout.saturating_sub(waited);
+        let rest = self.timeout().saturating_sub(waited);
         let pause = match retry_after {
             Some(asked) => asked.min(rest),
             None => with_jitter(self.pause),
@@ -88,7 +91,7 @@ mod tests {
     fn a_long_wait_that_a_server_asks_for_is_cut_to_the_timeout() {
         let timeout = Duration::from_millis(300);
         let outage = Arc::new(OutageWatch::new("s3://bucket".to_owned(), timeout));
-        let mut budget = RetryBudget::new(timeout, outage).unwrap();
+        let mut budget = RetryBudget::new(outage, None).unwrap();
         let busy = || StoreFailure::Transient {
             message: "HTTP 503".to_owned(),
             retry_after: Some(Duration::from_secs(60)),

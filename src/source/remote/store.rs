@@ -19,16 +19,13 @@ use super::client::{StoreClient, build_client, endpoint_of, hash_settings};
 use super::concurrency::{DEFAULT_MAX_LIMIT, RequestGate, RequestPermit};
 use super::credentials::{self, Authorization};
 use super::error::RemoteError;
-use super::failure::{StoreFailure, asks_for_less};
+use super::failure::{StoreFailure, asks_for_less, is_unanswered};
 use super::listing::{ListingCache, StoreListing};
 use super::options::RemoteOptions;
 use super::outage::OutageWatch;
 use super::retry::RetryBudget;
 use super::secret_query::SecretQuery;
 use super::version::{ObjectVersion, short_hash};
-
-/// The outage timeout before the first answer of a store: its address may be wrong.
-const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The body of an answer, in pieces.
 pub type ObjectBody = BoxStream<'static, Result<bytes::Bytes, StoreFailure>>;
@@ -61,7 +58,6 @@ pub struct RemoteStore {
     cache: Option<Arc<DiskCache>>,
     pub options: RemoteOptions,
     gate: RequestGate,
-    has_answered: AtomicBool,
     pub outage: Arc<OutageWatch>,
     listings: Mutex<ListingCache>,
     has_noted_weak_versions: AtomicBool,
@@ -152,7 +148,6 @@ impl RemoteStore {
                 options.outage_timeout,
             )),
             options,
-            has_answered: AtomicBool::new(false),
             listings: Mutex::default(),
             has_noted_weak_versions: AtomicBool::new(false),
             known_objects: Mutex::default(),
@@ -222,11 +217,7 @@ impl RemoteStore {
         &self,
         timeout: Option<Duration>,
     ) -> Result<RetryBudget, StoreFailure> {
-        let is_known = self.has_answered.load(Relaxed);
-        let allowed = self.options.outage_timeout;
-        let allowed = if is_known { allowed } else { allowed.min(FIRST_ANSWER_TIMEOUT) };
-        let timeout = timeout.map_or(allowed, |timeout| timeout.min(allowed));
-        RetryBudget::new(timeout, Arc::clone(&self.outage))
+        RetryBudget::new(Arc::clone(&self.outage), timeout)
     }
 
     /// What the cache on disk has of a version of an object.
@@ -264,17 +255,14 @@ impl RemoteStore {
         if answer.as_ref().is_err_and(asks_for_less) {
             self.gate.on_busy();
         }
+        if !answer.as_ref().is_err_and(is_unanswered) {
+            self.outage.on_contact();
+        }
         let answer = answer.map_err(|error| self.authorization.on_failure(error.into()));
         match &answer {
-            Ok(_) => {
-                self.authorization.on_success();
-                self.has_answered.store(true, Relaxed);
-            }
+            Ok(_) => self.authorization.on_success(),
             Err(StoreFailure::Transient { .. }) => {}
-            Err(_) => {
-                self.has_answered.store(true, Relaxed);
-                self.outage.on_answer();
-            }
+            Err(_) => self.outage.on_answer(),
         }
         answer
     }

@@ -3,6 +3,7 @@
 //! A redirect to another host is followed without credentials. From a host of the internet, none is followed to an address
 //! that only this machine or its network can reach. `addresses` checks the address that is connected to.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,17 +15,21 @@ use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
-use reqwest::Url;
+use reqwest::{Certificate, Url};
 
 use crate::source::request_counters::count_request;
+use crate::source::url::StoreKind;
 
 use super::addresses::{AddressResolver, AddressRule, literal_address};
 use super::answer::{check_headers, check_status, read_error_answer, read_whole_answer};
+use super::certificates::read_certificates;
+use super::error::RemoteError;
 use super::failure::TransportError;
 use super::http_client::{
     address_refused, address_rule, client_error, connection_error, http_client,
 };
 use super::options::RemoteOptions;
+use super::outage::FIRST_ANSWER_TIMEOUT;
 use super::redirect::{leads_to_directory, redirect_target, remove_credentials};
 use super::secret_query::SecretQuery;
 
@@ -34,9 +39,23 @@ const MAX_REDIRECT_COUNT: usize = 5;
 /// Makes the HTTP clients of stores.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    pub options: RemoteOptions,
+    options: RemoteOptions,
+    certificates: Vec<Certificate>,
     /// Added to each request, if the URL names one.
-    pub query: Option<Arc<SecretQuery>>,
+    query: Option<Arc<SecretQuery>>,
+    has_regions: bool,
+}
+
+impl Connector {
+    /// Makes clients of a kind of store, which add a query string to each request if there is one.
+    pub fn new(
+        options: &RemoteOptions,
+        kind: StoreKind,
+        query: Option<Arc<SecretQuery>>,
+    ) -> Result<Connector, RemoteError> {
+        let (options, certificates) = (options.clone(), read_certificates()?);
+        Ok(Connector { options, certificates, query, has_regions: kind == StoreKind::S3 })
+    }
 }
 
 impl HttpConnector for Connector {
@@ -47,17 +66,22 @@ impl HttpConnector for Connector {
         let stall_timeout = self.options.stall_timeout;
         let rule = address_rule(&self.options);
         let resolver = AddressResolver::new(rule);
-        let client = http_client(stall_timeout, resolver.clone()).map_err(client_error)?;
-        let query = self.query.clone();
+        let certificates = self.certificates.clone();
+        let client = http_client(stall_timeout, resolver.clone(), &certificates);
+        let client = client.map_err(client_error)?;
+        let (query, has_regions) = (self.query.clone(), self.has_regions);
         let public_client = OnceLock::new();
         Ok(HttpClient::new(Transport {
             client,
             public_client,
+            certificates,
             resolver,
             rule,
             allow_http,
             stall_timeout,
             query,
+            has_regions,
+            has_answered: AtomicBool::new(false),
         }))
     }
 }
@@ -68,14 +92,26 @@ struct Transport {
     client: reqwest::Client,
     /// Follows redirects of hosts of the internet. Made when it is first needed.
     public_client: OnceLock<reqwest::Client>,
+    certificates: Vec<Certificate>,
     resolver: AddressResolver,
     rule: AddressRule,
     allow_http: bool,
     stall_timeout: Duration,
     query: Option<Arc<SecretQuery>>,
+    /// Whether an answer may name the region to ask. A web server in front of such a store redirects, and that is followed.
+    has_regions: bool,
+    has_answered: AtomicBool,
 }
 
 impl Transport {
+    /// The time that the headers of an answer may take. An address that never answered is likely a wrong one.
+    fn answer_timeout(&self) -> Duration {
+        match self.has_answered.load(Relaxed) {
+            true => self.stall_timeout,
+            false => self.stall_timeout.min(FIRST_ANSWER_TIMEOUT),
+        }
+    }
+
     /// The client that connects to the addresses that a rule allows.
     fn client_of(&self, rule: AddressRule) -> Result<reqwest::Client, TransportError> {
         if rule == self.rule {
@@ -84,7 +120,8 @@ impl Transport {
         if let Some(client) = self.public_client.get() {
             return Ok(client.clone());
         }
-        let client = http_client(self.stall_timeout, self.resolver.with_rule(rule));
+        let resolver = self.resolver.with_rule(rule);
+        let client = http_client(self.stall_timeout, resolver, &self.certificates);
         let client = client.map_err(|error| TransportError::Connection(error.to_string()))?;
         Ok(self.public_client.get_or_init(|| client).clone())
     }
@@ -118,10 +155,11 @@ impl HttpService for Transport {
                 .headers(headers.clone())
                 .body(body.clone())
                 .send();
-            let answer = tokio::time::timeout(self.stall_timeout, request).await;
+            let answer = tokio::time::timeout(self.answer_timeout(), request).await;
             let answer = answer
                 .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
                 .map_err(|error| connection_error(&error, &url))?;
+            self.has_answered.store(true, Relaxed);
             let status = answer.status();
             check_status(status, answer.headers())?;
             let is_listing = parts.method.as_str() == "PROPFIND";
@@ -130,7 +168,8 @@ impl HttpService for Transport {
                 return Err(TransportError::NoListing.into());
             }
             if status.is_redirection() && status != StatusCode::NOT_MODIFIED {
-                if let Some(region) = answer.headers().get("x-amz-bucket-region") {
+                let region = answer.headers().get("x-amz-bucket-region");
+                if let Some(region) = region.filter(|_| self.has_regions) {
                     let region = region.to_str().unwrap_or_default().to_owned();
                     return Err(TransportError::OtherRegion(region).into());
                 }
@@ -175,7 +214,6 @@ impl HttpService for Transport {
 
 #[cfg(test)]
 mod tests {
-    use crate::source::remote::error::RemoteError;
     use crate::source::remote::failure::StoreFailure;
 
     use super::*;
@@ -183,15 +221,19 @@ mod tests {
     /// Sends a request as after a redirect of a host of the internet, and returns the failure.
     async fn follow_from_the_internet(url: &str) -> StoreFailure {
         let resolver = AddressResolver::new(AddressRule::Any);
-        let client = |rule| http_client(Duration::from_secs(5), resolver.with_rule(rule)).unwrap();
+        let client =
+            |rule| http_client(Duration::from_secs(5), resolver.with_rule(rule), &[]).unwrap();
         let transport = Transport {
             client: client(AddressRule::Public),
             public_client: OnceLock::new(),
+            certificates: Vec::new(),
             resolver: resolver.clone(),
             rule: AddressRule::Public,
             allow_http: true,
             stall_timeout: Duration::from_secs(5),
             query: None,
+            has_regions: false,
+            has_answered: AtomicBool::new(false),
         };
         let request = http::Request::get(url).body(Vec::new().into()).unwrap();
         let error = transport.call(request).await.unwrap_err();

@@ -1,18 +1,14 @@
 """A cold load is prefetched in the order of the one before. The trace on the user's disk harms no load, whatever
 becomes of it."""
 
-import json
 import os
-import random
 import stat
-import time
 
 import pytest
-import torch
 
+from ordered_reads import MIB, read_in_order, shuffled
 from samples import write_shards
 
-MIB = 1 << 20
 VIRTUAL_FILE = "llama/model.safetensors"
 
 # 128 MiB in tensors of 4 MiB.
@@ -33,14 +29,6 @@ def orders(tmp_path):
     return tmp_path / "cache/ckptfs/orders"
 
 
-def shuffled(seed=3):
-    def order(names):
-        random.Random(seed).shuffle(names)
-        return names
-
-    return order
-
-
 def load(mount, order, pause=0.01):
     """Reads all tensors cold, in an order of their names, and no byte around them. Gives them, and the mount's
     statistics of that."""
@@ -48,19 +36,7 @@ def load(mount, order, pause=0.01):
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    tensors = {}
-    with open(mount / VIRTUAL_FILE, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        header = 8 + int.from_bytes(file.read(8), "little")
-        places = json.loads(os.pread(file.fileno(), header - 8, 8))
-        places.pop("__metadata__")
-        for name in order(sorted(places)):
-            start, end = (header + at for at in places[name]["data_offsets"])
-            parts = [os.pread(file.fileno(), min(MIB, end - at), at) for at in range(start, end, MIB)]
-            tensors[name] = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float32)
-            # The time that a program takes to use one.
-            time.sleep(pause)
-    return tensors, mount.stats()
+    return read_in_order(mount / VIRTUAL_FILE, order, pause), mount.stats()
 
 
 @pytest.fixture
@@ -73,8 +49,8 @@ def loads(mounts, models):
         mount.source = source
         tensors, stats = load(mount, order)
         expected = known.setdefault(source, tensors)
-        assert tensors.keys() == expected.keys() and len(tensors) == SHARDS * TENSORS
-        assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+        assert len(tensors) == SHARDS * TENSORS
+        assert tensors == expected
         mount.unmount()
         assert "ERROR" not in mount.logged() and "WARN" not in mount.logged(), mount.logged()
         return stats["prefetch"] | {"misses": stats["cache"]["misses"]}

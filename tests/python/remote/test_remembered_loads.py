@@ -1,16 +1,10 @@
 """A mount of a store prefetches a cold load in the order of the one before, without an option."""
 
-import json
-import os
-import random
-import time
-
 import pytest
 
+from ordered_reads import read_in_order, shuffled
 from samples import write_shards
 from stores import ServedFolder
-
-MIB = 1 << 20
 
 # 128 MiB in tensors of 4 MiB.
 SHARDS, TENSORS, SIDE = 2, 16, 1024
@@ -35,19 +29,7 @@ def load(mounts, folder_store, monkeypatch):
 
     def load(*options):
         mount = mounts("s3://bucket/llama", *options)
-        with open(mount / "model.safetensors", "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            header = 8 + int.from_bytes(file.read(8), "little")
-            places = json.loads(os.pread(file.fileno(), header - 8, 8))
-            places.pop("__metadata__", None)
-            names, tensors = sorted(places), {}
-            random.Random(3).shuffle(names)
-            for name in names:
-                start, end = (header + at for at in places[name]["data_offsets"])
-                parts = [os.pread(file.fileno(), min(MIB, end - at), at) for at in range(start, end, MIB)]
-                tensors[name] = b"".join(parts)
-                # The time that a program takes to use one.
-                time.sleep(0.01)
+        tensors = read_in_order(mount / "model.safetensors", shuffled())
         replayed = mount.stats()["prefetch"]["replayed"]
         mount.unmount()
         return tensors, replayed

@@ -20,7 +20,7 @@ STEPS = [
 def doctor(ckptfs, store, monkeypatch):
     """The checks of a URL, without those of the machine: name, verdict, finding and remedy of each."""
     # Denied requests are repeated, for a short time.
-    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "1")
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "4")
     machine = ckptfs("doctor", "--json").json()
 
     def run(url, *options):
@@ -111,7 +111,7 @@ def test_a_server_that_closes_connections_does_not_answer(doctor, store, models)
     assert failed(doctor(url))["what"] == "answer"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_named(doctor, models, monkeypatch, tmp_path):
+def test_a_certificate_that_nobody_vouches_for_is_named(doctor, ckptfs, models, monkeypatch, tmp_path):
     import ssl
 
     _, url, _ = models
@@ -144,12 +144,18 @@ def test_a_certificate_that_nobody_vouches_for_is_named(doctor, models, monkeypa
     try:
         refused = failed(doctor(url))
         assert refused["what"] == "encryption" and "certificate" in refused["says"] and "AWS_CA_BUNDLE" in refused["remedy"]
+        # No other command waits for it: it will not change.
+        listed = ckptfs("ls", url)
+        assert listed.code == FAILED and "the encrypted connection is refused" in listed.stderr, listed
+        assert "certificate" in listed.stderr and "AWS_CA_BUNDLE" in listed.stderr
         # With it, the server is trusted, and its clock is one of 2015.
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
         skewed = failed(doctor(url))
         assert skewed["what"] == "clock" and "ahead of the server's" in skewed["says"]
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
         assert failed(doctor(url))["what"] == "certificates"
+        listed = ckptfs("ls", url)
+        assert listed.code == FAILED and "none.pem, which cannot be used" in listed.stderr
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()

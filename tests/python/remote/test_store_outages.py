@@ -1,6 +1,7 @@
 """A mount whose server is away: errors after a bounded time for all readers together, and no wait for what needs no bytes."""
 
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -55,6 +56,16 @@ def read_all(paths):
     for thread in threads:
         thread.join()
     return outcomes
+
+
+def test_an_address_that_never_answers_is_given_up_soon(ckptfs, store, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        # The first look asks twice, for an object and for a listing.
+        failed = ckptfs("ls", "s3://bucket/models", "--outage-timeout", "3")
+        assert failed.code == FAILED and "gave nothing for 3 s" in failed.stderr, failed
+        assert time.monotonic() - began < 6
 
 
 # A server that refuses, and one whose answers stall: to these requests it says nothing more.

@@ -110,6 +110,16 @@ def test_each_refused_file_has_its_own_reason(ckptfs, tmp_path, source):
     assert len(reasons) == 2 and "nonea" in reasons[0] and "noneb" in reasons[1], lines
 
 
+def test_status_shows_some_refused_files_and_counts_the_rest(ckptfs, tmp_path, source, mounts):
+    recipe = "".join(FILE.format(f"x/{n}.safetensors", "").replace('["llama"]', f'["none{n}"]') for n in range(11))
+    (tmp_path / "views.toml").write_text(recipe)
+    mount = mounts(source, "--views", tmp_path / "views.toml")
+    assert os.listdir(mount.point)
+    assert not (mount / "x").exists() or not os.listdir(mount / "x")
+    lines = [line.strip() for line in ckptfs("status").stdout.splitlines() if "view refused" in line]
+    assert len(lines) == 9 and "3 more; what to do: ckptfs ls --views" in lines[-1], lines
+
+
 def test_what_is_refused_by_itself_is_not_hidden(ckptfs, tmp_path, source, mounts):
     (source / "torch").mkdir()
     bad = source / "torch/pytorch_model.bin"

@@ -6,8 +6,9 @@ use http::header::DATE;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, timeout};
 
+use super::super::certificates::read_certificates;
 use super::super::error::RemoteError;
-use super::super::failure::TransportError;
+use super::super::failure::{StoreFailure, TransportError};
 use super::super::http_client::greet;
 use super::super::options::RemoteOptions;
 use super::address::ServerAddress;
@@ -39,9 +40,11 @@ pub async fn check_server(
         )),
         None => check_connection(address, steps).await?,
     }
-    check_certificates()?;
+    let certificates =
+        read_certificates().map_err(|error| AccessStep::error("certificates", &error))?;
     let began = Instant::now();
-    let headers = greet(&address.url, options).await.map_err(|error| greeting_error(&error))?;
+    let headers = greet(&address.url, options, &certificates).await;
+    let headers = headers.map_err(|error| greeting_error(&error))?;
     let took = began.elapsed().as_millis();
     steps.push(match address.is_encrypted() {
         true => AccessStep::works("encryption", format!("TLS, answered after {took} ms")),
@@ -93,30 +96,14 @@ async fn check_connection(address: &ServerAddress, steps: &mut Steps) -> Result<
     Err(AccessStep::fails("connection", format!("port {port} of {host}: {failed}"), remedy))
 }
 
-/// Whether the files of certificates that the environment names can be read. Requests go without one that cannot.
-fn check_certificates() -> Result<(), AccessStep> {
-    for name in ["AWS_CA_BUNDLE", "SSL_CERT_FILE"] {
-        let Some(path) = std::env::var_os(name) else { continue };
-        if let Err(error) = std::fs::metadata(&path) {
-            let says = format!("{name}: {}: {error}", std::path::Path::new(&path).display());
-            let remedy = "set it to a file with the certificates of your authority, or unset it";
-            return Err(AccessStep::fails("certificates", says, remedy));
-        }
-    }
-    Ok(())
-}
-
 fn greeting_error(error: &TransportError) -> AccessStep {
-    let message = error.to_string();
-    match message.contains("certificate") {
-        true => AccessStep::fails(
-            "encryption",
-            message,
-            "set AWS_CA_BUNDLE to a file with the certificates of your authority, in PEM; check this machine's clock",
-        ),
-        false => AccessStep::fails(
+    match error.to_failure() {
+        StoreFailure::Permanent(error @ RemoteError::Encryption { .. }) => {
+            AccessStep::error("encryption", &error)
+        }
+        _ => AccessStep::fails(
             "answer",
-            message,
+            error.to_string(),
             "check that it is a server of this kind, and the proxies and firewalls before it",
         ),
     }

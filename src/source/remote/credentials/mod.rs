@@ -20,6 +20,8 @@ use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GcpCredentialProvider};
 use object_store::{ClientOptions, StaticCredentialProvider};
 
+use crate::source::url::StoreKind;
+
 use super::error::RemoteError;
 use super::options::RemoteOptions;
 use super::transport::Connector;
@@ -102,7 +104,7 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
             let region = non_empty("AWS_REGION")
                 .or_else(|| non_empty("AWS_DEFAULT_REGION"))
                 .or_else(|| settings.region.clone());
-            let connector = Connector { options: options.clone(), query: None };
+            let connector = Connector::new(options, StoreKind::S3, None)?;
             let other =
                 |error: object_store::Error| RemoteError::Other { message: error.to_string() };
             let client_options = ClientOptions::new().with_allow_http(options.allow_http);
