@@ -33,8 +33,7 @@ const SCRATCH_BYTES: usize = HEADER_BYTES + (MAX_GAP_BYTES + READ_BYTES) as usiz
 /// How often a block that is read is marked as used: eviction needs no finer times.
 const USE_INTERVAL: Duration = Duration::from_secs(600);
 
-/// How often a file that stays open is looked at: if another process has evicted it, its space is free only once it is
-/// closed.
+/// How often an open file is checked: an evicted block takes space until every process has closed its file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 thread_local! {

@@ -37,7 +37,7 @@ fn read_file(path: &Path) -> io::Result<Vec<Certificate>> {
 }
 
 /// Why the certificate of a server is refused; `None` if an error has another cause.
-pub fn refused_encryption(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+pub fn certificate_refusal(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     // An I/O error hides the error that it was made of from `source`, and may be made of another one.
     let mut error = error;
     while let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
@@ -66,8 +66,8 @@ mod tests {
     fn only_a_certificate_is_refused_for_good() {
         let refused = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let wrapped = io::Error::other(io::Error::other(refused));
-        assert!(refused_encryption(&wrapped).unwrap().contains("certificate"));
-        assert!(refused_encryption(&io::Error::from(io::ErrorKind::ConnectionReset)).is_none());
-        assert!(refused_encryption(&io::Error::other(rustls::Error::DecryptError)).is_none());
+        assert!(certificate_refusal(&wrapped).unwrap().contains("certificate"));
+        assert!(certificate_refusal(&io::Error::from(io::ErrorKind::ConnectionReset)).is_none());
+        assert!(certificate_refusal(&io::Error::other(rustls::Error::DecryptError)).is_none());
     }
 }

@@ -166,7 +166,7 @@ impl RemoteDirectory {
         let attempts = async {
             let store = self.store.of_this_process()?;
             let _permit = store.permit(0).await;
-            let mut budget = store.retry_budget_within(timeout)?;
+            let mut budget = store.retry_budget(timeout)?;
             loop {
                 match send(&store, &key).await {
                     Ok(answer) => return Ok(answer),

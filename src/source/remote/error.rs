@@ -67,7 +67,7 @@ pub enum RemoteError {
     /// The address has no encryption, and the user has not allowed that.
     #[error("the address is http://, which is not encrypted")]
     PlainHttp,
-    /// The server's certificate or its encryption is not accepted.
+    /// The server's certificate is not accepted.
     #[error("the encrypted connection is refused: {why}")]
     Encryption {
         /// Why it is not accepted.

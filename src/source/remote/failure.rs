@@ -57,7 +57,7 @@ pub enum TransportError {
     /// The connection failed or broke.
     #[error("{0}")]
     Connection(String),
-    /// The server's certificate or its encryption is not accepted.
+    /// The server's certificate is not accepted.
     #[error("{0}")]
     Encryption(String),
     /// The address is not encrypted.

@@ -119,7 +119,7 @@ impl RemoteFile {
     ) -> Result<(), StoreFailure> {
         let store = self.store.of_this_process()?;
         let permit = store.permit(range.end - range.start).await;
-        let mut budget = store.retry_budget()?;
+        let mut budget = store.retry_budget(None)?;
         let mut fill = cached.and_then(|cached| cached.write(&range));
         let mut place = |bytes: &[u8], at: u64| {
             copy_to_targets(bytes, at, targets);
@@ -130,8 +130,8 @@ impl RemoteFile {
         let mut reached = range.start;
         while reached < range.end {
             let (before, began) = (reached, Instant::now());
-            let body = self.read_body(&store, range.end, &mut reached, &mut place);
-            if let Err(failure) = body.await {
+            if let Err(failure) = self.read_body(&store, range.end, &mut reached, &mut place).await
+            {
                 let is_fast = began.elapsed() < store.options.stall_timeout;
                 if reached - before >= LEAST_PROGRESS_BYTES || is_fast && reached > before {
                     budget.on_progress();

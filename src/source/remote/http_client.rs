@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue};
 use reqwest::{Certificate, ClientBuilder, Url};
 
 use super::addresses::{AddressRefused, AddressResolver, AddressRule, literal_address};
-use super::certificates::refused_encryption;
+use super::certificates::certificate_refusal;
 use super::failure::TransportError;
 use super::options::RemoteOptions;
 
@@ -83,7 +83,7 @@ pub fn connection_error(error: &reqwest::Error, url: &Url) -> TransportError {
             return address_refused(*rule, url);
         }
     }
-    if let Some(why) = refused_encryption(innermost) {
+    if let Some(why) = certificate_refusal(innermost) {
         return TransportError::Encryption(why);
     }
     let message = match innermost.is::<reqwest::Error>() {

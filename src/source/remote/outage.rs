@@ -52,15 +52,10 @@ impl OutageWatch {
 
     /// The time that a server may give nothing. Before its first answer it is shorter.
     pub fn timeout(&self) -> Duration {
-        match self.has_answered() {
+        match self.has_answered.load(Relaxed) {
             true => self.timeout,
             false => self.timeout.min(FIRST_ANSWER_TIMEOUT),
         }
-    }
-
-    /// Whether the server has ever answered.
-    pub fn has_answered(&self) -> bool {
-        self.has_answered.load(Relaxed)
     }
 
     /// Records that there is a server, even if it answers that it is busy.
@@ -87,10 +82,7 @@ impl OutageWatch {
 
     /// Records that a request failed for now, after a time. Returns how long the outage has been.
     pub fn on_failure(&self, message: &str, attempt: Duration) -> Duration {
-        let now = Instant::now();
-        // The server has never answered, so the outage began with the first attempt.
-        let began = if self.has_answered() { now } else { now.checked_sub(attempt).unwrap_or(now) };
-        let (waited, is_noticed) = self.record(message, attempt, began, now);
+        let (waited, is_noticed) = self.record(message, attempt, Instant::now());
         if is_noticed {
             let (name, timeout) = (&self.name, self.timeout().as_secs());
             tracing::warn!(
@@ -101,19 +93,15 @@ impl OutageWatch {
         waited
     }
 
-    /// Records a failure; a new outage began at `began`. Returns the length of the outage, and whether to log it now.
-    fn record(
-        &self,
-        message: &str,
-        attempt: Duration,
-        began: Instant,
-        now: Instant,
-    ) -> (Duration, bool) {
+    /// Records a failure. Returns the length of the outage, and whether to log it now.
+    fn record(&self, message: &str, attempt: Duration, now: Instant) -> (Duration, bool) {
         let mut outage = lock(&self.outage);
         let is_same = |outage: &Outage| now.duration_since(outage.failed_at) < self.timeout;
         let (since, was_logged) = match outage.take().filter(is_same) {
             Some(before) => (before.since, before.is_logged),
-            None => (began, false),
+            None if self.has_answered.load(Relaxed) => (now, false),
+            // A server that has never answered is away since the first attempt began.
+            None => (now.checked_sub(attempt).unwrap_or(now), false),
         };
         let waited = now.duration_since(since);
         let is_logged = was_logged || waited >= MIN_LOGGED_INTERVAL.min(self.timeout / 2);
@@ -154,10 +142,8 @@ mod tests {
         let seconds = Duration::from_secs;
         let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
         let began = Instant::now();
-        let fail = |at| {
-            let now = began + seconds(at);
-            watch.record("refused", seconds(20), now, now)
-        };
+        watch.on_contact();
+        let fail = |at| watch.record("refused", seconds(20), began + seconds(at));
         assert_eq!(fail(0), (seconds(0), false));
         assert_eq!(fail(2), (seconds(2), false));
         assert_eq!(fail(4), (seconds(4), true));
@@ -196,8 +182,7 @@ mod tests {
         let began = Instant::now();
         let attempt = Duration::from_millis(1);
         for at in 0..5 {
-            let now = began + Duration::from_millis(at * 400);
-            watch.record("refused", attempt, now, now);
+            watch.record("refused", attempt, began + Duration::from_millis(at * 400));
         }
         let after = began + Duration::from_millis(1602);
         assert!(watch.shared_failure(Duration::from_secs(1), after).is_none());

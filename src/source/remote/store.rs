@@ -208,15 +208,8 @@ impl RemoteStore {
     }
 
     /// The retries of one request or read. Fails at once in an outage that has just been found out.
-    pub fn retry_budget(&self) -> Result<RetryBudget, StoreFailure> {
-        self.retry_budget_within(None)
-    }
-
-    /// The same for a shorter time.
-    pub fn retry_budget_within(
-        &self,
-        timeout: Option<Duration>,
-    ) -> Result<RetryBudget, StoreFailure> {
+    /// With a timeout, they end that early.
+    pub fn retry_budget(&self, timeout: Option<Duration>) -> Result<RetryBudget, StoreFailure> {
         RetryBudget::new(Arc::clone(&self.outage), timeout)
     }
 

@@ -100,6 +100,7 @@ struct Transport {
     query: Option<Arc<SecretQuery>>,
     /// Whether an answer may name the region to ask. A web server in front of such a store redirects, and that is followed.
     has_regions: bool,
+    /// Whether any answer has come.
     has_answered: AtomicBool,
 }
 

@@ -2,6 +2,7 @@
 record is used."""
 
 import json
+import re
 import struct
 import time
 import zipfile
@@ -267,7 +268,7 @@ def test_a_pickle_that_cannot_be_read_is_an_error_of_that_file(ckptfs, store, tm
     store.fault(path=f"/{key}/model.bin", method="GET", **fault)
     failed = ckptfs("inspect", f"s3://bucket/{key}")
     assert failed.code == FAILED
-    assert f"s3://bucket/{key}/model.bin: cannot read bytes " in failed.stderr
+    assert re.search(f"s3://bucket/{key}/model.bin: cannot read bytes [0-9]+ to [0-9]+: ", failed.stderr)
     remedy = "check that these credentials may read it" if fault.get("status") == 403 else "check the network"
     assert f"what to do: {remedy}" in failed.stderr
 
@@ -279,7 +280,8 @@ def test_unreadable_pickles_are_an_error_of_the_first(ckptfs, store, tmp_path):
         store.put(f"{key}/{name}", (tmp_path / "model.bin").read_bytes())
     store.fault(path=f"/{key}/", method="GET", status=403, status_every=1)
     failed = ckptfs("inspect", f"s3://bucket/{key}")
-    assert failed.code == FAILED and f"s3://bucket/{key}/first.bin: cannot read bytes " in failed.stderr and "the store denies it" in failed.stderr
+    denied = f"s3://bucket/{key}/first.bin: cannot read bytes [0-9]+ to [0-9]+: the store denies it"
+    assert failed.code == FAILED and re.search(denied, failed.stderr)
     # If one can be read, the user is asked to choose.
     store.fault(path=f"/{key}/first", method="GET", status=403, status_every=1)
     several = ckptfs("inspect", f"s3://bucket/{key}")

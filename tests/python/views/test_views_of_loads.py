@@ -1,13 +1,11 @@
 """Recipes given to a load: by every call of the package, of files and of mounts; and the options of `ckptfs export`."""
 
-import json
-
 import ckptfs as package
 import numpy as np
 import pytest
 import torch
-from ckptfs.numpy import load_file as load_numpy
 from ckptfs import load_many
+from ckptfs.numpy import load_file as load_numpy
 from ckptfs.torch import load_distributed, load_file
 from safetensors.torch import save_file
 
@@ -44,7 +42,7 @@ def path(request, source):
     return request.getfixturevalue("mounts")(source[0]) / "model.safetensors"
 
 
-def test_every_call_takes_a_recipe(path, source, tmp_path):
+def test_every_call_takes_a_recipe(path, source):
     _, expected = source
     for backend in ("mmap", "pread"):
         check_same(load_file(path, views=STEPS, backend=backend), expected)
@@ -60,22 +58,20 @@ def test_every_call_takes_a_recipe(path, source, tmp_path):
 
 
 def test_a_mounted_file_with_steps_is_read_at_its_source(mounts, source):
-    folder, expected = source
+    folder, _ = source
     shown = mounts(folder) / "model.safetensors"
     assert route(shown, views=STEPS) == route(shown) == "direct"
     with package.safe_open(shown, "pt", views=STEPS) as file:
         assert file.metadata() == {"format": "pt"}
     # Steps that do not fit are refused as they are without a mount.
     for path in (shown, folder / "model.bin"):
-        with pytest.raises(package.SafetensorError, match=r"matches no tensor"):
+        with pytest.raises(package.SafetensorError, match="matches no tensor"):
             load_file(path, views={"drop": ["nothing.like.it"]})
 
 
 def test_a_recipe_shows_the_same_by_mount_and_by_load(mounts, source, tmp_path):
     folder, expected = source
     recipe = {"file": [{"path": "half/model.safetensors", "from": ["model.bin"], **STEPS}]}
-    file = tmp_path / "views.json"
-    file.write_text(json.dumps(recipe))
     check_same(load_file(folder / "half", views=recipe), expected)
     (tmp_path / "mnt").mkdir()
     with package.mount(folder, tmp_path / "mnt", views=recipe) as mount:

@@ -26,7 +26,7 @@ const MIN_TIMED_BYTES: u64 = 1 << 20;
 macro_rules! attempt {
     ($store:expr, $request:expr) => {
         async {
-            let mut budget = $store.retry_budget()?;
+            let mut budget = $store.retry_budget(None)?;
             loop {
                 match $request.await {
                     Ok(answer) => return Ok(answer),
