@@ -1,10 +1,13 @@
 """Runs this package in a process of its own: as the command `ckptfs`, or as a script that uses it."""
 
+import contextlib
 import json
 import os
+import signal
 import site
 import subprocess
 import sys
+import threading
 from typing import NamedTuple
 
 from ckptfs.errors import error, in_python
@@ -49,24 +52,59 @@ def run(*words, timeout=None, is_command=False, variables=()):
     start, environment = python_command()
     environment.update(variables)
     try:
-        # In a session of its own: Ctrl-C is for this program, which may go on.
-        done = subprocess.run(
-            [*start, "-m", "ckptfs", *words], stdin=subprocess.DEVNULL, capture_output=True,
-            env=environment, timeout=timeout, start_new_session=True,
-        )  # fmt: skip
+        output, errors, code = _output_of([*start, "-m", "ckptfs", *words], environment, timeout)
     except subprocess.TimeoutExpired:
         message = f"ckptfs {words[0]} has not ended within {timeout} seconds"
         raise error(message, "see what the machine is busy with, and do it again") from None
     except OSError as fault:
         message = f"{sys.executable}: cannot be run for ckptfs {words[0]}: {fault.strerror}"
         raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
-    errors = done.stderr.decode(errors="replace")
-    if done.returncode:
-        refused = _refusal(words[0], done.returncode, errors, is_command)
-        refused.code = done.returncode
+    errors = errors.decode(errors="replace")
+    if code:
+        refused = _refusal(words[0], code, errors, is_command)
+        refused.code = code
         raise refused
     notes = [line.removeprefix(_NOTE) for line in errors.splitlines() if line.startswith(_NOTE)]
-    return CommandOutput(done.stdout.decode(errors="replace"), notes)
+    return CommandOutput(output.decode(errors="replace"), notes)
+
+
+def _output_of(command, environment, timeout):
+    """Runs a process to its end: its output, its errors and its exit code. An exception, such as Ctrl-C, kills it."""
+    process = None
+    try:
+        with _deferred_signals():
+            # In a session of its own: Ctrl-C is for this program, which may go on.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        return *process.communicate(timeout=timeout), process.returncode
+    except BaseException:
+        if process is not None:
+            with process:
+                process.kill()
+        raise
+
+
+@contextlib.contextmanager
+def _deferred_signals():
+    """Defers signals of which a handler may raise an exception to the end of the block.
+
+    An exception in `Popen` after its fork would leave a process that nobody knows."""
+    handlers, pending = {}, []
+    if threading.current_thread() is threading.main_thread():
+        # Only the main thread may change handlers, and only there they run.
+        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda *arguments: pending.append(arguments))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in pending:
+            handlers[number](number, frame)
 
 
 def _refusal(command, code, errors, is_command):

@@ -35,7 +35,9 @@ fn every_format_gets_there_through_few_chunks() {
     });
     if let Some(report) = report {
         assert_clean(&report);
-        assert_eq!(report["peak"]["pinned"], 5 * CHUNK_BYTES, "{report}");
+        let pinned = report["peak"]["pinned"].as_u64().unwrap();
+        // A chunk is allocated when all the others are in use, which depends on how fast copies are.
+        assert!((2 * CHUNK_BYTES..=5 * CHUNK_BYTES).contains(&pinned), "{report}");
     }
 }
 

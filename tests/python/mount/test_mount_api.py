@@ -155,17 +155,17 @@ def test_a_refusal_has_the_words_of_the_command(why, private, source, point, lef
 
 
 def test_a_source_that_may_not_be_read_is_a_permission_error(monkeypatch):
-    run = subprocess.run
+    popen = subprocess.Popen
 
-    def run_as_nobody(words, **how):
+    def popen_as_nobody(words, **how):
         nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-        return run([*nobody, "./ckptfs", *words[words.index("ckptfs") + 1 :]], **how)
+        return popen([*nobody, "./ckptfs", *words[words.index("ckptfs") + 1 :]], **how)
 
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         monkeypatch.chdir(folder)
         shutil.copy(find_binary(), "ckptfs")
-        monkeypatch.setattr(child_process.subprocess, "run", run_as_nobody)
+        monkeypatch.setattr(child_process.subprocess, "Popen", popen_as_nobody)
         os.mkdir("locked", mode=0)
         os.mkdir("mnt")
         Path("locked.pt").touch(mode=0)

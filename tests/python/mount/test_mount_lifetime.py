@@ -177,6 +177,22 @@ def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point,
 
 
 @pytest.mark.parametrize("place", ["mnt", None])
+def test_ctrl_c_while_the_command_is_started_leaves_no_mount(place, source, point, left, monkeypatch):
+    fork, children = subprocess._fork_exec, []
+
+    def interrupted(*words):
+        children.append(fork(*words))
+        signal.raise_signal(signal.SIGINT)
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "_fork_exec", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.mount(source[0], point if place else None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert all(map(has_ended, children)) and not left()
+
+
+@pytest.mark.parametrize("place", ["mnt", None])
 def test_ctrl_c_while_it_is_mounted_leaves_no_mount(place, source, point, left):
     script = "import ckptfs, signal, sys, threading\n" \
              "threading.Timer(float(sys.argv[3]), signal.raise_signal, [signal.SIGINT]).start()\n" \
