@@ -10,15 +10,15 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crc_fast::{CrcAlgorithm, Digest};
 use rustix::fs::Mode;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::temp_file::TempFile;
 
 use super::ObjectId;
 
 /// The first bytes of a block's file; another layout gets another number.
-const MAGIC: [u8; 8] = *b"ckptfs 3";
+const MAGIC: [u8; 8] = *b"ckptfs 4";
 
 /// Bytes of the header: a page.
 pub const HEADER_BYTES: usize = 4096;
@@ -82,8 +82,25 @@ fn checksum_count(range: &Range<u64>) -> usize {
     (range.end.div_ceil(CHECKED_BYTES) - range.start / CHECKED_BYTES) as usize
 }
 
-fn checksum(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+/// A checksum of bytes that come in pieces: half of XXH3-64, which takes less time than CRC-32C.
+#[derive(Default)]
+pub struct Checksum(Xxh3);
+
+impl Checksum {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of the bytes so far. The next bytes begin another.
+    pub fn take(&mut self) -> u32 {
+        let checksum = self.0.digest() as u32;
+        self.0.reset();
+        checksum
+    }
+
+    fn of(bytes: &[u8]) -> u32 {
+        xxhash_rust::xxh3::xxh3_64(bytes) as u32
+    }
 }
 
 /// The checksums of a header; `None` if it is not that of this object and range.
@@ -93,7 +110,7 @@ pub fn parse_header(header: &[u8], object: &ObjectId, range: &Range<u64>) -> Opt
         u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
     };
     let len = range.end - range.start;
-    let is_whole = number(HEADER_CHECKSUM_AT) == checksum(&header[..HEADER_CHECKSUM_AT]);
+    let is_whole = number(HEADER_CHECKSUM_AT) == Checksum::of(&header[..HEADER_CHECKSUM_AT]);
     let is_same = header[..8] == MAGIC
         && header[8..24] == object.0
         && header[24..32] == range.start.to_le_bytes()
@@ -109,7 +126,7 @@ pub struct BlockWriter {
     len: u64,
     /// The last bytes, which are not written yet.
     pending: Vec<u8>,
-    digest: Digest,
+    checksum: Checksum,
     checksums: Vec<u32>,
 }
 
@@ -119,9 +136,8 @@ impl BlockWriter {
         // For filesystems without unnamed files (O_TMPFILE). A second writer of this start gets another hidden name.
         let name = format!("{start:012x}");
         let file = TempFile::create(folder, Some(OsStr::new(&name)), Mode::RUSR | Mode::WUSR)?;
-        let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-        let (pending, checksums) = Default::default();
-        Ok(BlockWriter { file, start, len: 0, pending, digest, checksums })
+        let (pending, checksum, checksums) = Default::default();
+        Ok(BlockWriter { file, start, len: 0, pending, checksum, checksums })
     }
 
     /// The offset of its first byte in the object.
@@ -141,11 +157,11 @@ impl BlockWriter {
             let at = self.range().end;
             let room = (CHECKED_BYTES - at % CHECKED_BYTES) as usize;
             let (piece, behind) = rest.split_at(room.min(rest.len()));
-            self.digest.update(piece);
+            self.checksum.update(piece);
             self.buffer(piece)?;
             rest = behind;
             if piece.len() == room {
-                self.checksums.push(self.digest.finalize_reset() as u32);
+                self.checksums.push(self.checksum.take());
             }
         }
         Ok(())
@@ -183,7 +199,7 @@ impl BlockWriter {
         self.write_pending()?;
         let range = self.range();
         if !range.end.is_multiple_of(CHECKED_BYTES) {
-            self.checksums.push(self.digest.finalize() as u32);
+            self.checksums.push(self.checksum.take());
         }
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
@@ -194,7 +210,7 @@ impl BlockWriter {
             let at = CHECKSUMS_AT + 4 * n;
             header[at..at + 4].copy_from_slice(&checksum.to_le_bytes());
         }
-        let own = checksum(&header[..HEADER_CHECKSUM_AT]);
+        let own = Checksum::of(&header[..HEADER_CHECKSUM_AT]);
         header[HEADER_CHECKSUM_AT..].copy_from_slice(&own.to_le_bytes());
         self.file.file().write_all_at(&header, 0)?;
         match self.file.take(&folder.join(block_name(&range)), false) {

@@ -4,12 +4,10 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crc_fast::{CrcAlgorithm, Digest};
-
 use crate::source::scatter::has_targets;
 
 use super::ObjectId;
-use super::block::{BlockError, CHECKED_BYTES, HEADER_BYTES, file_offset, parse_header};
+use super::block::{BlockError, CHECKED_BYTES, Checksum, HEADER_BYTES, file_offset, parse_header};
 use super::block_file::{MAX_GAP_BYTES, OpenBlockFile, READ_BYTES};
 use super::read_spans::{PAGE_BYTES, Span};
 
@@ -134,16 +132,16 @@ fn compare(
     let (mut skipped, mut at) = (skipped as usize, pieces.start);
     let first = pieces.start / CHECKED_BYTES - block.start / CHECKED_BYTES;
     let mut checksums = checksums.iter().skip(first as usize);
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    let mut checksum = Checksum::default();
     for span in spans {
         let mut bytes = span.bytes.get(skipped..).unwrap_or_default();
         skipped = skipped.saturating_sub(span.bytes.len());
         while at < pieces.end && !bytes.is_empty() {
             let end = (at / CHECKED_BYTES * CHECKED_BYTES + CHECKED_BYTES).min(pieces.end);
             let (piece, behind) = bytes.split_at(bytes.len().min((end - at) as usize));
-            digest.update(piece);
+            checksum.update(piece);
             (at, bytes) = (at + piece.len() as u64, behind);
-            if at == end && checksums.next() != Some(&(digest.finalize_reset() as u32)) {
+            if at == end && checksums.next() != Some(&checksum.take()) {
                 return Err(BlockError::Corrupt);
             }
         }
