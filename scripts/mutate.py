@@ -160,9 +160,13 @@ class Part:
         return None if status == self.failed else f"THE TEST DID NOT RUN: {status}"
 
 
-def main(names):
-    if not names:
-        sys.exit("usage: scripts/mutate ring|devices|python...")
+def main(words):
+    """With `--share K/N` it tries the mutations of which the number has the remainder K by N."""
+    share = (0, 1)
+    if words[:1] == ["--share"]:
+        share, words = tuple(map(int, words[1].split("/"))), words[2:]
+    if not words:
+        sys.exit("usage: scripts/mutate [--share K/N] ring|devices|python...")
     # An exception, so that `run` ends its test.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     MUTATED.mkdir(parents=True, exist_ok=True)
@@ -170,11 +174,13 @@ def main(names):
     fcntl.flock(lock, fcntl.LOCK_EX)
     copy_tree()
     survived = 0
-    for part in map(Part, names):
+    for part in map(Part, words):
         if part.name == "python":
             copy_package()
         part.check_baseline()
-        for number, mutation in enumerate(part.mutations, 1):
+        tried = [pair for pair in enumerate(part.mutations, 1) if pair[0] % share[1] == share[0]]
+        print(f"{part.name}: {len(tried)} of {len(part.mutations)} mutations", flush=True)
+        for number, mutation in tried:
             why = part.try_out(number, mutation)
             survived += why is not None
             print(f"{mutation['breaks']}: {why or 'noticed by ' + mutation['test']}", flush=True)

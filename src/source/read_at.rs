@@ -13,6 +13,11 @@ pub trait ReadAt: Send + Sync {
     /// Fills the whole of `buf` from `offset`, or fails.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError>;
 
+    /// The bytes of a range, if they lie in memory.
+    fn borrow_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {
+        None
+    }
+
     /// Fills each target from its offset. Targets are in order and lie close together: a store is sent one request.
     fn read_nearby(&self, targets: &mut [(u64, &mut [u8])]) -> Result<(), SourceError> {
         targets.iter_mut().try_for_each(|(offset, target)| self.read_exact_at(target, *offset))
@@ -31,12 +36,16 @@ impl ReadAt for [u8] {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        let bytes = usize::try_from(offset)
-            .ok()
-            .and_then(|start| self.get(start..start.checked_add(buf.len())?))
+        let bytes = self
+            .borrow_at(buf.len(), offset)
             .ok_or_else(|| SourceError::Truncated { path: "memory".into(), offset })?;
         buf.copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn borrow_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        let start = usize::try_from(offset).ok()?;
+        self.get(start..start.checked_add(len)?)
     }
 }
 
@@ -48,6 +57,10 @@ impl ReadAt for Vec<u8> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.as_slice().read_exact_at(buf, offset)
     }
+
+    fn borrow_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        self.as_slice().borrow_at(len, offset)
+    }
 }
 
 impl ReadAt for Arc<[u8]> {
@@ -57,5 +70,9 @@ impl ReadAt for Arc<[u8]> {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.as_ref().read_exact_at(buf, offset)
+    }
+
+    fn borrow_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        self.as_ref().borrow_at(len, offset)
     }
 }

@@ -27,9 +27,10 @@ def pytest_unconfigure():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def state_folder(tmp_path_factory):
-    """The folder of the logs of daemons that tests start, instead of one in the user's home."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+def folders_of_tests(tmp_path_factory):
+    """Logs of daemons and caches of stores that tests make, instead of those in the user's home."""
+    for kind in ("state", "cache"):
+        os.environ[f"XDG_{kind.upper()}_HOME"] = str(tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="session")

@@ -73,4 +73,8 @@ impl ReadAt for HeldRun<'_> {
         // An offset before the run is out of range, as one behind it is.
         self.bytes.read_exact_at(buf, offset.checked_sub(self.start).unwrap_or(u64::MAX))
     }
+
+    fn borrow_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
+        self.bytes.borrow_at(len, offset.checked_sub(self.start)?)
+    }
 }

@@ -29,7 +29,11 @@ pub fn read_from<'a>(
         }
         TensorBytes::Cast { from, to, inner } => {
             let read = |out: &mut [u8], offset: u64| read_from(inner, offset, out, origin);
-            read_cast((*from, *to), offset, out, inner.is_strided(), read)
+            let borrow = |len: usize, offset: u64| match &**inner {
+                TensorBytes::Run(run) => origin(run.origin).borrow_at(len, run.offset + offset),
+                _ => None,
+            };
+            read_cast((*from, *to), offset, out, inner.is_strided(), borrow, read)
         }
     }
 }
