@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::Candidate;
 use crate::recipe::{RecipeFile, RelativePath};
-use crate::source::{FileKind, OpenFile, ReadAt, Root};
+use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::error::{RecipeFault, ViewError};
 use super::names::SortedNames;
@@ -121,13 +121,16 @@ impl RecipePlan {
         /// Maximum bytes of a configuration: a hundred times the longest.
         const MAX_CONFIG_BYTES: u64 = 8 << 20;
         let source = self.beside_directory.join(CONFIG_NAME);
-        let file = OpenFile::open_in_root(root, &source)?;
         let wrong = |reason: &str| ViewError::Recipe {
             path: root.shown_path(&base.join(self.file.path.as_path())),
             fault: Box::new(RecipeFault::Config {
                 config: root.shown_path(&source).display().to_string(),
                 reason: reason.to_owned(),
             }),
+        };
+        let file = match OpenFile::open_in_root(root, &source) {
+            Err(SourceError::Missing { .. }) => return Err(wrong("does not exist")),
+            opened => opened?,
         };
         if file.size() > MAX_CONFIG_BYTES {
             return Err(wrong("is longer than any configuration"));

@@ -89,6 +89,7 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     recipe.write_text(RECIPE)
     checked = ckptfs("views", "check", recipe, source)
     assert checked.code == 0 and "5 tensors (4 BF16, 1 F32)" in checked.stdout, checked
+    [as_json] = json.loads(ckptfs("views", "check", "--json", recipe, source).stdout)
     mountpoint = mounts(source, "--views", recipe)
     shown = mountpoint / "llama-bf16/model.safetensors"
     assert_equal(load_file(shown), expected)
@@ -99,6 +100,10 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     assert_equal(load(source / "llama-bf16", views=recipe), expected)
     out = ckptfs.export(source / "llama-bf16/model.safetensors", tmp_path / "x.safetensors", "--views", recipe)
     assert out.read_bytes() == shown.read_bytes()
+    assert as_json == {
+        "path": "llama-bf16/model.safetensors", "from": ["llama"], "dtypes": {"BF16": 4, "F32": 1}, "tensors": 5,
+        "bytes": shown.stat().st_size, "notes": [],
+    }  # fmt: skip
     config = json.loads((mountpoint / "llama-bf16/config.json").read_text())
     assert config == {"model_type": "llama", "dtype": "bfloat16"}
     assert sorted(path.name for path in (mountpoint / "llama-bf16").iterdir()) == [

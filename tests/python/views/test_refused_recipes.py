@@ -50,6 +50,7 @@ def check_refused(ckptfs, tmp_path, source, recipe, *words):
         ("a/x.safetensors", 'only = ["a.w", "a.norn"]', ["matches no tensor; the most similar name is `a.norm`"]),
         ("a/x.safetensors", 'beside = ["out*"]', ["`beside` matches outside.json", "leads out"]),
         ("a/x.safetensors", 'beside = ["gone*"]', ["`beside` matches gone.json"]),
+        ("a/x.safetensors", "config = { n = 1 }", ["its configuration", "llama/config.json does not exist"]),
         ("link/x.safetensors", "", ["link is a symbolic link"]),
         ("link/deeper/x.safetensors", "", ["link is a symbolic link"]),
         ("llama/tokenizer.json/x.safetensors", "", ["llama/tokenizer.json is a file"]),
