@@ -161,12 +161,12 @@ class Part:
 
 
 def main(words):
-    """With `--share K/N` it tries the mutations of which the number has the remainder K by N."""
+    """With `--share K/N` (0 <= K < N), tries the mutations of which the number modulo N is K."""
     share = (0, 1)
     if words[:1] == ["--share"]:
-        share, words = tuple(map(int, words[1].split("/"))), words[2:]
-    if not words:
-        sys.exit("usage: scripts/mutate [--share K/N] ring|devices|python...")
+        share, words = tuple(int(number) for number in "".join(words[1:2]).split("/") if number.isdigit()), words[2:]
+    if not words or len(share) != 2 or share[0] >= share[1]:
+        sys.exit("usage: scripts/mutate [--share K/N] ring|devices|python..., with K from 0 to N - 1")
     # An exception, so that `run` ends its test.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     MUTATED.mkdir(parents=True, exist_ok=True)

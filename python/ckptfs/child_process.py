@@ -52,13 +52,10 @@ def run(*words, timeout=None, is_command=False, variables=()):
     start, environment = python_command()
     environment.update(variables)
     try:
-        output, errors, code = _output_of([*start, "-m", "ckptfs", *words], environment, timeout)
+        output, errors, code = _run_to_end([*start, "-m", "ckptfs", *words], environment, timeout)
     except subprocess.TimeoutExpired:
         message = f"ckptfs {words[0]} has not ended within {timeout} seconds"
         raise error(message, "see what the machine is busy with, and do it again") from None
-    except OSError as fault:
-        message = f"{sys.executable}: cannot be run for ckptfs {words[0]}: {fault.strerror}"
-        raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
     errors = errors.decode(errors="replace")
     if code:
         refused = _refusal(words[0], code, errors, is_command)
@@ -68,16 +65,12 @@ def run(*words, timeout=None, is_command=False, variables=()):
     return CommandOutput(output.decode(errors="replace"), notes)
 
 
-def _output_of(command, environment, timeout):
-    """Runs a process to its end: its output, its errors and its exit code. An exception, such as Ctrl-C, kills it."""
+def _run_to_end(command, environment, timeout):
+    """Returns the output, the errors and the exit code of a process. An exception, such as Ctrl-C, kills it."""
     process = None
     try:
         with _deferred_signals():
-            # In a session of its own: Ctrl-C is for this program, which may go on.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+            process = _start(command, environment)
         return *process.communicate(timeout=timeout), process.returncode
     except BaseException:
         if process is not None:
@@ -86,25 +79,46 @@ def _output_of(command, environment, timeout):
         raise
 
 
+def _start(command, environment):
+    try:
+        # In a session of its own: Ctrl-C is for this program, which may go on.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+    except OSError as fault:
+        message = f"{command[0]}: cannot be run: {fault.strerror}"
+        raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
+
+
 @contextlib.contextmanager
 def _deferred_signals():
-    """Defers signals of which a handler may raise an exception to the end of the block.
+    """Runs Python's signal handlers at the end of the block, not within it.
 
-    An exception in `Popen` after its fork would leave a process that nobody knows."""
+    One that raises in `Popen` after its fork would lose a running process."""
     handlers, pending = {}, []
     if threading.current_thread() is threading.main_thread():
         # Only the main thread may change handlers, and only there they run.
-        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-        handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    try:
-        for number in handlers:
+        handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        handlers = {number: handler for number, handler in handlers.items() if _may_raise(handler)}
+
+    def run_pending():
+        with contextlib.ExitStack() as calls:
+            for number, frame in reversed(pending):
+                calls.callback(handlers[number], number, frame)
+
+    # A handler that raises keeps no other one from being restored or run.
+    with contextlib.ExitStack() as restored:
+        restored.callback(run_pending)
+        for number, handler in handlers.items():
+            restored.callback(signal.signal, number, handler)
             signal.signal(number, lambda *arguments: pending.append(arguments))
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in pending:
-            handlers[number](number, frame)
+
+
+def _may_raise(handler):
+    # A loop of asyncio has one that does nothing. Set again, it would interrupt system calls.
+    return callable(handler) and getattr(handler, "__module__", None) != "asyncio.unix_events"
 
 
 def _refusal(command, code, errors, is_command):

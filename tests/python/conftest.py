@@ -27,8 +27,8 @@ def pytest_unconfigure():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def folders_of_tests(tmp_path_factory):
-    """Logs of daemons and caches of stores that tests make, instead of those in the user's home."""
+def user_folders(tmp_path_factory):
+    """Sets the folders for the logs of daemons and for caches, which are otherwise in the user's home."""
     for kind in ("state", "cache"):
         os.environ[f"XDG_{kind.upper()}_HOME"] = str(tmp_path_factory.mktemp(kind))
 

@@ -82,11 +82,11 @@ fn checksum_count(range: &Range<u64>) -> usize {
     (range.end.div_ceil(CHECKED_BYTES) - range.start / CHECKED_BYTES) as usize
 }
 
-/// A checksum of bytes that come in pieces: half of XXH3-64, which takes less time than CRC-32C.
+/// Computes the checksum of bytes that arrive in pieces: the low 32 bits of XXH3-64.
 #[derive(Default)]
-pub struct Checksum(Xxh3);
+pub struct ChecksumHasher(Xxh3);
 
-impl Checksum {
+impl ChecksumHasher {
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -110,7 +110,7 @@ pub fn parse_header(header: &[u8], object: &ObjectId, range: &Range<u64>) -> Opt
         u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
     };
     let len = range.end - range.start;
-    let is_whole = number(HEADER_CHECKSUM_AT) == Checksum::of(&header[..HEADER_CHECKSUM_AT]);
+    let is_whole = number(HEADER_CHECKSUM_AT) == ChecksumHasher::of(&header[..HEADER_CHECKSUM_AT]);
     let is_same = header[..8] == MAGIC
         && header[8..24] == object.0
         && header[24..32] == range.start.to_le_bytes()
@@ -126,7 +126,7 @@ pub struct BlockWriter {
     len: u64,
     /// The last bytes, which are not written yet.
     pending: Vec<u8>,
-    checksum: Checksum,
+    hasher: ChecksumHasher,
     checksums: Vec<u32>,
 }
 
@@ -136,8 +136,8 @@ impl BlockWriter {
         // For filesystems without unnamed files (O_TMPFILE). A second writer of this start gets another hidden name.
         let name = format!("{start:012x}");
         let file = TempFile::create(folder, Some(OsStr::new(&name)), Mode::RUSR | Mode::WUSR)?;
-        let (pending, checksum, checksums) = Default::default();
-        Ok(BlockWriter { file, start, len: 0, pending, checksum, checksums })
+        let (pending, hasher, checksums) = Default::default();
+        Ok(BlockWriter { file, start, len: 0, pending, hasher, checksums })
     }
 
     /// The offset of its first byte in the object.
@@ -157,11 +157,11 @@ impl BlockWriter {
             let at = self.range().end;
             let room = (CHECKED_BYTES - at % CHECKED_BYTES) as usize;
             let (piece, behind) = rest.split_at(room.min(rest.len()));
-            self.checksum.update(piece);
+            self.hasher.update(piece);
             self.buffer(piece)?;
             rest = behind;
             if piece.len() == room {
-                self.checksums.push(self.checksum.take());
+                self.checksums.push(self.hasher.take());
             }
         }
         Ok(())
@@ -199,7 +199,7 @@ impl BlockWriter {
         self.write_pending()?;
         let range = self.range();
         if !range.end.is_multiple_of(CHECKED_BYTES) {
-            self.checksums.push(self.checksum.take());
+            self.checksums.push(self.hasher.take());
         }
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
@@ -210,7 +210,7 @@ impl BlockWriter {
             let at = CHECKSUMS_AT + 4 * n;
             header[at..at + 4].copy_from_slice(&checksum.to_le_bytes());
         }
-        let own = Checksum::of(&header[..HEADER_CHECKSUM_AT]);
+        let own = ChecksumHasher::of(&header[..HEADER_CHECKSUM_AT]);
         header[HEADER_CHECKSUM_AT..].copy_from_slice(&own.to_le_bytes());
         self.file.file().write_all_at(&header, 0)?;
         match self.file.take(&folder.join(block_name(&range)), false) {

@@ -7,7 +7,9 @@ use std::path::Path;
 use crate::source::scatter::has_targets;
 
 use super::ObjectId;
-use super::block::{BlockError, CHECKED_BYTES, Checksum, HEADER_BYTES, file_offset, parse_header};
+use super::block::{
+    BlockError, CHECKED_BYTES, ChecksumHasher, HEADER_BYTES, file_offset, parse_header,
+};
 use super::block_file::{MAX_GAP_BYTES, OpenBlockFile, READ_BYTES};
 use super::read_spans::{PAGE_BYTES, Span};
 
@@ -132,16 +134,16 @@ fn compare(
     let (mut skipped, mut at) = (skipped as usize, pieces.start);
     let first = pieces.start / CHECKED_BYTES - block.start / CHECKED_BYTES;
     let mut checksums = checksums.iter().skip(first as usize);
-    let mut checksum = Checksum::default();
+    let mut hasher = ChecksumHasher::default();
     for span in spans {
         let mut bytes = span.bytes.get(skipped..).unwrap_or_default();
         skipped = skipped.saturating_sub(span.bytes.len());
         while at < pieces.end && !bytes.is_empty() {
             let end = (at / CHECKED_BYTES * CHECKED_BYTES + CHECKED_BYTES).min(pieces.end);
             let (piece, behind) = bytes.split_at(bytes.len().min((end - at) as usize));
-            checksum.update(piece);
+            hasher.update(piece);
             (at, bytes) = (at + piece.len() as u64, behind);
-            if at == end && checksums.next() != Some(&checksum.take()) {
+            if at == end && checksums.next() != Some(&hasher.take()) {
                 return Err(BlockError::Corrupt);
             }
         }

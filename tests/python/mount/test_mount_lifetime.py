@@ -177,18 +177,30 @@ def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point,
 
 
 @pytest.mark.parametrize("place", ["mnt", None])
-def test_ctrl_c_while_the_command_is_started_leaves_no_mount(place, source, point, left, monkeypatch):
-    fork, children = subprocess._fork_exec, []
+def test_signals_while_the_command_is_started_leave_no_mount(place, source, point, left, monkeypatch):
+    fork, children, handled = subprocess._fork_exec, [], []
 
     def interrupted(*words):
         children.append(fork(*words))
-        signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.raise_signal(number)
         return children[-1]
 
+    def expire(*_):
+        raise TimeoutError
+
     monkeypatch.setattr(subprocess, "_fork_exec", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ckptfs.mount(source[0], point if place else None)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handlers = {signal.SIGTERM: lambda number, _: handled.append(number), signal.SIGALRM: expire}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with pytest.raises((KeyboardInterrupt, TimeoutError)):
+            ckptfs.mount(source[0], point if place else None)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert {number: signal.getsignal(number) for number in handlers} == handlers
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert handled == [signal.SIGTERM]
     assert all(map(has_ended, children)) and not left()
 
 
