@@ -146,6 +146,8 @@ pub enum RemoteError {
         waited: Duration,
         /// How the last attempt failed.
         last: String,
+        /// Whether the server has answered before.
+        has_answered: bool,
     },
     /// The store has refused for another reason.
     #[error("{message}")]
@@ -235,6 +237,9 @@ impl RemoteError {
             }
             RemoteError::Offline => {
                 "run ckptfs fetch URL while there is a network, or leave out --offline"
+            }
+            RemoteError::Outage { has_answered: false, .. } => {
+                "check the URL, the endpoint and the network: nothing has answered there yet"
             }
             RemoteError::Outage { .. } => {
                 "check the network and the server; to wait longer: --outage-timeout SECONDS (CKPTFS_OUTAGE_TIMEOUT)"

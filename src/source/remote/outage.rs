@@ -118,10 +118,13 @@ impl OutageWatch {
         }
         match self.shared_failure(timeout, Instant::now()) {
             None => Ok(()),
-            Some((waited, last)) => {
-                Err(StoreFailure::Permanent(RemoteError::Outage { waited, last }))
-            }
+            Some((waited, last)) => Err(StoreFailure::Permanent(self.error(waited, last))),
         }
+    }
+
+    /// The error of a read that has waited long enough. `last` says how its last attempt failed.
+    pub fn error(&self, waited: Duration, last: String) -> RemoteError {
+        RemoteError::Outage { waited, last, has_answered: self.has_answered.load(Relaxed) }
     }
 
     fn shared_failure(&self, timeout: Duration, now: Instant) -> Option<(Duration, String)> {
@@ -165,10 +168,16 @@ mod tests {
         let seconds = Duration::from_secs;
         let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));
         assert_eq!(watch.timeout(), FIRST_ANSWER_TIMEOUT);
+        // A longer outage timeout would not help.
+        let names_option = |watch: &OutageWatch| {
+            watch.error(seconds(60), "silent".to_owned()).remedy().contains("--outage-timeout")
+        };
+        assert!(!names_option(&watch));
         assert!(watch.on_failure("silent", FIRST_ANSWER_TIMEOUT) >= FIRST_ANSWER_TIMEOUT);
         // The next request of the same command does not wait again.
         assert!(watch.check(watch.timeout()).is_err());
         watch.on_contact();
+        assert!(names_option(&watch));
         assert_eq!(watch.timeout(), seconds(60));
         assert!(watch.check(watch.timeout()).is_ok());
         let watch = OutageWatch::new("s3://bucket".to_owned(), seconds(60));

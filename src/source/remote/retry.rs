@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::source::request_counters::count_retry;
 
-use super::error::RemoteError;
 use super::failure::StoreFailure;
 use super::outage::OutageWatch;
 
@@ -64,8 +63,7 @@ impl RetryBudget {
             None => with_jitter(self.pause),
         };
         if rest.is_zero() || pause > rest {
-            let error = RemoteError::Outage { waited, last: message };
-            return Err(StoreFailure::Permanent(error));
+            return Err(StoreFailure::Permanent(self.outage.error(waited, message)));
         }
         tracing::debug!(why = message, ?pause, "a request is sent again");
         count_retry();
@@ -85,6 +83,7 @@ fn with_jitter(pause: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::RemoteError;
     use super::*;
 
     #[test]

@@ -61,7 +61,7 @@ def test_a_server_that_stays_away_is_an_error_after_a_bounded_time(ckptfs, store
     gone = ckptfs("inspect", f"{url}/sharded")
     assert gone.code == FAILED and time.monotonic() - started < 12
     assert url in gone.stderr and "gave nothing for" in gone.stderr
-    assert "what to do: check the network" in gone.stderr
+    assert "what to do: check the URL, the endpoint and the network: nothing has answered" in gone.stderr
 
 
 def test_a_mount_lives_through_an_outage(mounts, store, models, impatient):
