@@ -12,6 +12,7 @@ the mutated copy builds and its test fails. Each file in scripts/mutations says 
     hangs = true    # the test may hang instead: it is killed, which counts as noticed
 """
 
+import argparse
 import fcntl
 import os
 import signal
@@ -25,6 +26,7 @@ sys.path.append(str(REPOSITORY / "tests/python/common"))
 import cuda_stubs  # noqa: E402 From the tests.
 import preloaded  # noqa: E402
 
+MUTATIONS = REPOSITORY / "scripts" / "mutations"
 MUTATED = REPOSITORY / "target" / "mutated"
 TREE, PACKAGE, OUTPUT = MUTATED / "tree", MUTATED / "python", MUTATED / "output"
 
@@ -103,7 +105,7 @@ class Part:
     """A file of mutations, with its commands to build and to test."""
 
     def __init__(self, name):
-        read = tomllib.loads((REPOSITORY / "scripts" / "mutations" / f"{name}.toml").read_text())
+        read = tomllib.loads((MUTATIONS / f"{name}.toml").read_text())
         self.name, self.build, self.test, self.mutations = name, read["build"], read["test"], read["mutation"]
         # What the names of the tests begin with.
         self.prefix = read.get("tests", "")
@@ -160,13 +162,21 @@ class Part:
         return None if status == self.failed else f"THE TEST DID NOT RUN: {status}"
 
 
-def main(words):
-    """With `--share K/N` (0 <= K < N), tries the mutations of which the number modulo N is K."""
-    share = (0, 1)
-    if words[:1] == ["--share"]:
-        share, words = tuple(int(number) for number in "".join(words[1:2]).split("/") if number.isdigit()), words[2:]
-    if not words or len(share) != 2 or share[0] >= share[1]:
-        sys.exit("usage: scripts/mutate [--share K/N] ring|devices|python..., with K from 0 to N - 1")
+def share(text):
+    """The remainder and the divisor of `K/N`."""
+    remainder, divisor = map(int, text.split("/"))
+    if not 0 <= remainder < divisor:
+        raise ValueError
+    return remainder, divisor
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/mutate")
+    parser.add_argument("parts", nargs="+", choices=sorted(path.stem for path in MUTATIONS.glob("*.toml")))
+    parser.add_argument("--share", type=share, default=(0, 1), metavar="K/N",
+                        help="try the mutations whose number modulo N is K, with K from 0 to N - 1")  # fmt: skip
+    arguments = parser.parse_args()
+    remainder, divisor = arguments.share
     # An exception, so that `run` ends its test.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     MUTATED.mkdir(parents=True, exist_ok=True)
@@ -174,11 +184,11 @@ def main(words):
     fcntl.flock(lock, fcntl.LOCK_EX)
     copy_tree()
     survived = 0
-    for part in map(Part, words):
+    for part in map(Part, arguments.parts):
         if part.name == "python":
             copy_package()
         part.check_baseline()
-        tried = [pair for pair in enumerate(part.mutations, 1) if pair[0] % share[1] == share[0]]
+        tried = [pair for pair in enumerate(part.mutations, 1) if pair[0] % divisor == remainder]
         print(f"{part.name}: {len(tried)} of {len(part.mutations)} mutations", flush=True)
         for number, mutation in tried:
             why = part.try_out(number, mutation)
@@ -191,4 +201,4 @@ def main(words):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

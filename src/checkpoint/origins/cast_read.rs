@@ -30,14 +30,16 @@ pub fn read_cast<'a>(
         let mut at = at / to_bytes * from_bytes;
         for values in values.chunks_mut((chunk_values * to_bytes) as usize) {
             let len = values.len() as u64 / to_bytes * from_bytes;
-            if let Some(chunk) = borrow(len as usize, at) {
-                kernel(chunk, values);
-            } else {
-                scratch.resize((needed_values * from_bytes) as usize, 0);
-                let chunk = &mut scratch[..len as usize];
-                read(chunk, at)?;
-                kernel(chunk, values);
-            }
+            let chunk = match borrow(len as usize, at) {
+                Some(chunk) => chunk,
+                None => {
+                    scratch.resize((needed_values * from_bytes) as usize, 0);
+                    let chunk = &mut scratch[..len as usize];
+                    read(chunk, at)?;
+                    chunk
+                }
+            };
+            kernel(chunk, values);
             at += len;
         }
         Ok(())
