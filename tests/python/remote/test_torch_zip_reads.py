@@ -4,7 +4,6 @@ record is used."""
 import json
 import re
 import struct
-import time
 import zipfile
 
 import ckptfs as package
@@ -68,17 +67,12 @@ def load_torch(folder):
 
 def test_a_listing_costs_two_requests_a_file(ckptfs, store, pickles):
     _, url = pickles
-    latency_ms = 60
-    store.fault(latency_ms=latency_ms)
-    started = time.monotonic()
+    store.fault(latency_ms=60)
     assert ckptfs("ls", url).code == DONE
-    taken = time.monotonic() - started
     stats = store.stats
     # The index and the directory come on top.
     assert stats["requests"] <= 2 * SHARD_COUNT + 8
     assert stats["most_at_once"] >= 4
-    # One after another, the requests alone would take longer.
-    assert taken < 2 * SHARD_COUNT * latency_ms / 1000
 
 
 def test_a_load_checks_headers_by_the_requests_for_tensors(store, pickles):
