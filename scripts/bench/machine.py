@@ -116,10 +116,13 @@ class Machine:
         took = {"seconds": seconds, **{key: sum(result[key] for result in results) for key in ("cpu", "peak")}}
         return took, outcomes[0]
 
-    def measure(self, workers):
-        """Their results. They end together: none frees its memory while another is at work."""
+    def measure(self, workers, begin=None):
+        """Their results. They end together: none frees its memory while another is at work. `begin` comes right before
+        they start."""
         try:
             self.ready()
+            if begin:
+                begin()
             for worker in workers:
                 worker.go()
             results = [worker.result() for worker in workers]
@@ -132,13 +135,14 @@ class Machine:
         return results
 
     def compare(self, loads, runs=RUNS):
-        """What each of these calls took, run by run. Each returns that and an outcome, the same for all."""
+        """What each of these calls took, run by run. Each returns that and an outcome, the same for all that have one."""
         outcomes = []
 
         def took(name):
             found, outcome = loads[name]()
-            outcomes.append(outcome)
-            assert outcome == outcomes[0], (name, outcome, outcomes[0])
+            if outcome is not None:
+                outcomes.append(outcome)
+                assert outcome == outcomes[0], (name, outcome, outcomes[0])
             return found
 
         return alternate(list(loads), took, runs)

@@ -40,10 +40,19 @@ class Target:
         baselines = (self.baseline,) if isinstance(self.baseline, str) else self.baseline
         return min(baselines, key=lambda name: statistics.median(run[name] for run in runs))
 
-    def compute_result(self, runs):
-        """What is held against the limit: the worse median of those with ballast and without; of memory the maximum."""
+    def is_kept(self, runs):
+        """Whether the limit is kept by the median, of memory by the maximum."""
         middle = max if self.unit == "MB" else statistics.median
-        return max(middle(self.compute_figures(some)) for some in (held(runs), free(runs)) if some)
+        return middle(self.compute_figures(runs)) <= self.limit
+
+    def is_possible(self, runs):
+        """Whether the bound, which nothing can beat, keeps the limit. True without a bound."""
+        return not has_bound(runs) or statistics.median(self.compute_bounds(runs)) <= self.limit
+
+    def compute_bounds(self, runs):
+        """The ratio of the bound to the baseline, for each run."""
+        best_baseline = self.find_best_baseline(runs)
+        return [run["bound"] / run[best_baseline] for run in runs]
 
     def format_side(self, name, runs):
         """The median of one side."""
@@ -64,6 +73,15 @@ def held(runs):
 def free(runs):
     """Those without."""
     return [run for run in runs if not run.get("ballast", 1)]
+
+
+def has_bound(runs):
+    return bool(runs) and "bound" in runs[0]
+
+
+def both(runs):
+    """The runs with the ballast, and those without, of which there are any."""
+    return [some for some in (held(runs), free(runs)) if some]
 
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")
@@ -98,7 +116,7 @@ def find_target(row):
 
 def is_reached(row):
     target = find_target(row)
-    return target.compute_result(row["runs"]) <= target.limit
+    return all(target.is_kept(runs) for runs in both(row["runs"]))
 
 
 def is_missed(row):
@@ -131,8 +149,18 @@ def format_result(select):
 
 def format_limit(row, rows):
     target = find_target(row)
-    missed = "" if is_reached(row) else ", missed"
-    return target.add_unit(f"{target.limit:g}") + missed
+    limit = target.add_unit(f"{target.limit:g}")
+    missed = [runs for runs in both(row["runs"]) if not target.is_kept(runs)]
+    if not missed:
+        return limit
+    return limit + (", missed" if any(map(target.is_possible, missed)) else ", out of reach")
+
+
+def format_bound(row, rows):
+    """The median bound with the ballast, and without."""
+    target, runs = find_target(row), row["runs"]
+    bounds = [f"{statistics.median(target.compute_bounds(some)):.2f}" for some in both(runs) if has_bound(some)]
+    return ", ".join(bounds)
 
 
 def format_goal(row, rows):
@@ -143,5 +171,6 @@ def format_goal(row, rows):
 COLUMNS = (
     label(), ("", format_measured_side), ("baseline", format_baseline),
     ("measured: median (least to most)", format_result(held)), ("without ballast", format_result(free)),
+    ("bound: with, without", format_bound),
     ("target", format_limit), ("goal", format_goal),
 )  # fmt: skip

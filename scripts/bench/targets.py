@@ -5,7 +5,9 @@ SIZE is the part of the model to try it out with. CKPTFS_BENCH_MODELS names a fo
 to the next.
 """
 
+import json
 import os
+import shutil
 import subprocess
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -41,32 +43,64 @@ class Bench:
         timing, result = self.machine.run(*arguments, **options)
         return timing["seconds"], result
 
-    def compare_with_ext4(self, request, tiny, source, mounted_path, plain_path):
-        """Seconds for what the mount of the source shows there, and for what lies on the plain filesystem."""
+    def compare_with_ext4(self, request, tiny, source, mounted_path, plain_path, bound_path):
+        """Seconds for what the mount of the source shows there, for what lies on the plain filesystem, and the bound."""
         return self.machine.compare({
             "mount": lambda: self.time_request(request, mounted_path, tiny, source=source),
             "ext4": lambda: self.time_request(request, plain_path, tiny),
+            "bound": lambda: self.time_bound(request, bound_path, tiny),
         })  # fmt: skip
 
+    def time_bound(self, request, path, tiny, count=1):
+        """Seconds of requests to a mount whose daemon answers with constant bytes, while fio reads the model from the disk.
+        No daemon can be faster. It has no result to compare."""
+        workers = [self.machine.worker(request, path, tiny) for _ in range(count)]
+        self.machine.cold()
+        reader = DiskReader(self.models.sources)
+        with constant_mount(self.models.plain(), self.machine.point):
+            results = self.machine.measure(workers, reader.begin)
+            disk = reader.end()
+        took = max(result["end"] for result in results) - min(result["start"] for result in results)
+        return max(took, disk["seconds"]), None
+
+    def read_from_disk(self):
+        """Seconds, and processor seconds, for which fio reads the model."""
+        self.machine.cold()
+        self.machine.ready()
+        reader = DiskReader(self.models.sources)
+        reader.begin()
+        return reader.end()
+
     def compare_folders(self, find_folder):
+        # A model's folder whose weights are those of the mount.
+        folder = self.machine.folder / "bound"
+        folder.mkdir(exist_ok=True)
+        for path in self.models.shards().glob("*config.json"):
+            shutil.copy(path, folder)
+        link = folder / self.machine.virtual_file.name
+        if not link.is_symlink():
+            link.symlink_to(self.machine.virtual_file)
         return self.compare_with_ext4(
-            FROM_PRETRAINED, find_folder("tiny"), find_folder(), self.machine.point, find_folder()
+            FROM_PRETRAINED, find_folder("tiny"), find_folder(), self.machine.point, find_folder(), folder
         )
 
     def compare_files(self, request):
-        models = self.models
+        models, virtual_file = self.models, self.machine.virtual_file
         return self.compare_with_ext4(
-            request, models.plain("tiny"), models.shards(), self.machine.virtual_file, models.plain()
+            request, models.plain("tiny"), models.shards(), virtual_file, models.plain(), virtual_file
         )
 
-    def compare_loaders(self, prepare, loaders, runs=RUNS):
-        """Seconds of each loader with the shards on the plain filesystem."""
+    def compare_loaders(self, prepare, loaders, runs=RUNS, has_bound=False):
+        """Seconds of each loader with the shards on the plain filesystem. The bound only reads them from the disk."""
         models = self.models
 
         def make_run(loader):
             return lambda: self.time_request(load(loader), models.shards(), models.shards("tiny"), prepare=prepare)
 
-        return self.machine.compare({name: make_run(loader) for name, loader in loaders.items()}, runs)
+        sides = {name: make_run(loader) for name, loader in loaders.items()}
+        if has_bound:
+            sides["bound"] = lambda: (self.read_from_disk()["seconds"], None)
+        return self.machine.compare(sides, runs)
 
 
 def measure_from_pretrained(bench):
@@ -102,7 +136,10 @@ def measure_eight_processes(bench):
     def time_ext4():
         return bench.time_request(request, models.plain(), tiny, count=8, prepare=prepare)
 
-    yield "8 processes", machine.compare({"mount": time_mount, "ext4": time_ext4})
+    def time_bound():
+        return bench.time_bound(request, machine.virtual_file, tiny, count=8)
+
+    yield "8 processes", machine.compare({"mount": time_mount, "ext4": time_ext4, "bound": time_bound})
     yield "8 processes, read from the disk", reads
 
 
@@ -120,12 +157,17 @@ def measure_daemon_cpu(bench):
         bench.machine.cold()
         if side == "cat":
             return time_cat(bench.machine, models.plain())
-        with bench.machine.mounted(models.shards()) as daemon:
+        if side == "daemon":
+            read, mount = 0, bench.machine.mounted(models.shards())
+        else:
+            # What it takes to read the model, and to answer with bytes that are there.
+            read, mount = bench.read_from_disk()["cpu"], constant_mount(models.plain(), bench.machine.point)
+        with mount as daemon:
             before = daemon.cpu
             time_cat(bench.machine, bench.machine.virtual_file)
-            return daemon.cpu - before
+            return read + daemon.cpu - before
 
-    yield "daemon CPU", alternate(["daemon", "cat"], measure_side)
+    yield "daemon CPU", alternate(["daemon", "cat", "bound"], measure_side)
 
 
 def time_cat(machine, path):
@@ -167,7 +209,7 @@ def measure_owned_loads(bench):
         "runai-model-streamer": "runai",
     }  # fmt: skip
     for state, prepare in bench.machine.states(bench.models.shards()):
-        yield f"owned, {state}", bench.compare_loaders(prepare, loaders)
+        yield f"owned, {state}", bench.compare_loaders(prepare, loaders, has_bound=state == "cold")
 
 
 def measure_mapped_loads(bench):
@@ -231,6 +273,29 @@ class NoDaemon:
 
     def close(self):
         pass
+
+
+class DiskReader:
+    """fio, which reads these files past the page cache."""
+
+    def __init__(self, paths):
+        self.bytes = sum(path.stat().st_size for path in paths)
+        self.command = [
+            "fio", "--name=read", f"--filename={':'.join(map(str, paths))}", "--rw=read", "--readonly", "--direct=1",
+            "--bs=1M", "--ioengine=libaio", "--iodepth=8", "--output-format=json",
+        ]  # fmt: skip
+
+    def begin(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+
+    def end(self):
+        """Seconds that it read, and its processor seconds."""
+        (job,) = json.loads(self.process.communicate()[0])["jobs"]
+        read = job["read"]
+        if read["io_bytes"] < self.bytes * 0.99:
+            raise SystemExit("failed: fio did not read the model")
+        seconds = read["runtime"] / 1000
+        return {"seconds": seconds, "cpu": seconds * (job["usr_cpu"] + job["sys_cpu"]) / 100}
 
 
 @contextmanager
