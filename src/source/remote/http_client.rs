@@ -18,10 +18,6 @@ const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 /// Idle connections that are kept to each host: as many as the parts that are read at once.
 const MAX_IDLE_CONNECTIONS: usize = 64;
 
-/// Variables by which a container says where its credentials are.
-const CONTAINER_VARIABLES: [&str; 2] =
-    ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-
 /// The error of a client that cannot be made.
 pub fn client_error(error: reqwest::Error) -> object_store::Error {
     object_store::Error::Generic { store: "HTTP", source: Box::new(error.without_url()) }
@@ -107,8 +103,7 @@ pub fn address_refused(rule: AddressRule, url: &Url) -> TransportError {
 
 /// The rule for hosts that the user names. On a foreign network, any host may have a metadata server's address.
 pub fn address_rule(options: &RemoteOptions) -> AddressRule {
-    let is_container = CONTAINER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some());
-    match options.instance_metadata || is_container {
+    match options.instance_metadata {
         true => AddressRule::Any,
         false => AddressRule::NoMetadata,
     }

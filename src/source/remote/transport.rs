@@ -44,6 +44,7 @@ pub struct Connector {
     /// Added to each request, if the URL names one.
     query: Option<Arc<SecretQuery>>,
     has_regions: bool,
+    rule: AddressRule,
 }
 
 impl Connector {
@@ -54,7 +55,13 @@ impl Connector {
         query: Option<Arc<SecretQuery>>,
     ) -> Result<Connector, RemoteError> {
         let (options, certificates) = (options.clone(), read_certificates()?);
-        Ok(Connector { options, certificates, query, has_regions: kind == StoreKind::S3 })
+        let (has_regions, rule) = (kind == StoreKind::S3, address_rule(&options));
+        Ok(Connector { options, certificates, query, has_regions, rule })
+    }
+
+    /// The same, also to link-local addresses: for a service of this machine.
+    pub fn to_any_address(&self) -> Connector {
+        Connector { rule: AddressRule::Any, ..self.clone() }
     }
 }
 
@@ -64,7 +71,7 @@ impl HttpConnector for Connector {
         let allows = object_store::ClientConfigKey::AllowHttp;
         let allow_http = options.get_config_value(&allows).is_some_and(|value| value == "true");
         let stall_timeout = self.options.stall_timeout;
-        let rule = address_rule(&self.options);
+        let rule = self.rule;
         let resolver = AddressResolver::new(rule);
         let certificates = self.certificates.clone();
         let client = http_client(stall_timeout, resolver.clone(), &certificates);

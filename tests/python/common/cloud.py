@@ -1,5 +1,5 @@
-"""A cloud on this machine that checks signatures. It has AWS's token services (STS and SSO) before the store of stores.py.
-A web server in it demands the query string of a presigned URL."""
+"""A cloud on this machine that checks signatures. It has AWS's token services (STS and SSO), the service of a container
+and the metadata server of a machine before the store of stores.py. A web server in it demands the query string of a presigned URL."""
 
 import datetime
 import hashlib
@@ -19,6 +19,7 @@ USER_KEY, USER_SECRET = "key-of-a-user", f"{SECRET}-of-a-user"
 
 SSO_TOKEN, IDENTITY_TOKEN = f"{SECRET}-of-sso", f"{SECRET}-of-an-identity"
 CLIENT_SECRET = f"{SECRET}-of-a-client"
+CONTAINER_TOKEN, METADATA_TOKEN = f"{SECRET}-of-a-container", f"{SECRET}-of-a-machine"
 
 
 def sign(secret, text):
@@ -79,6 +80,8 @@ class Cloud:
         self.during_renewal = lambda: None
         # Requests that reached the store, and after how many of them all keys expire.
         self.served, self.expires_after = 0, None
+        # The token that the service of a container asks for; None if it asks for none.
+        self.container_token = None
         # Tokens of requests to Google Cloud.
         self.bearers = []
         # Query strings that the web server accepts, the bytes that it has at each path, and where it redirects.
@@ -112,6 +115,10 @@ class Cloud:
             return self.answer_refresh(request, json.loads(body))
         if path == "/federation/credentials":
             return self.answer_sso(request, dict(urllib.parse.parse_qsl(query)))
+        if path == "/container/credentials":
+            return self.answer_container(request)
+        if path.startswith("/latest/"):
+            return self.answer_metadata(request, path)
         if path.startswith("/web/"):
             return self.answer_web(request, path, query)
         return self.answer_store(request, body)
@@ -144,6 +151,28 @@ class Cloud:
         key, secret, token, expires = self.issue("sso")
         found = {"accessKeyId": key, "secretAccessKey": secret, "sessionToken": token, "expiration": int(expires * 1000)}
         return self.send(request, 200, json.dumps({"roleCredentials": found}))
+
+    def answer_container(self, request):
+        if request.headers["Authorization"] != self.container_token:
+            return self.send(request, 401, "Invalid token")
+        return self.send(request, 200, self.issue_document("container"))
+
+    def answer_metadata(self, request, path):
+        """As the metadata server of a machine, which gives a token first (IMDSv2)."""
+        credentials = "/latest/meta-data/iam/security-credentials/"
+        if (request.command, path) == ("PUT", "/latest/api/token"):
+            return self.send(request, 200, METADATA_TOKEN)
+        if request.headers["X-aws-ec2-metadata-token"] != METADATA_TOKEN:
+            return self.send(request, 401, "")
+        contents = {credentials: lambda: "reader", f"{credentials}reader": lambda: self.issue_document("instance")}
+        return self.send(request, 200, contents[path]()) if path in contents else self.send(request, 404, "")
+
+    def issue_document(self, service):
+        """New keys, as services on a machine write them."""
+        key, secret, token, expires = self.issue(service)
+        return json.dumps({
+            "AccessKeyId": key, "SecretAccessKey": secret, "Token": token, "Expiration": to_text(expires),
+        })  # fmt: skip
 
     def answer_refresh(self, request, body):
         """Sends a new token of a login, for its refresh token."""

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import cloud as clouds
-from cloud import CLIENT_SECRET, IDENTITY_TOKEN, SSO_TOKEN, USER_KEY, USER_SECRET, to_text
+from cloud import CLIENT_SECRET, CONTAINER_TOKEN, IDENTITY_TOKEN, SSO_TOKEN, USER_KEY, USER_SECRET, to_text
 from program import FAILED, find_binary
 from stores import SECRET
 
@@ -304,6 +304,60 @@ def test_a_token_that_expires_in_the_middle_of_a_load(ckptfs, cloud, models, con
     else:
         assert done.code == FAILED and "have expired" in done.stderr and "s3://bucket/models/sharded" in done.stderr
         assert not out.exists()
+
+
+def asks_metadata_server(cloud):
+    return any(path.startswith("/latest/") for _, path in cloud.requests)
+
+
+@pytest.fixture
+def container(cloud, monkeypatch):
+    """A container on a machine with a metadata server, which is not to be asked."""
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{cloud.address}/container/credentials")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", cloud.address)
+    yield cloud
+    assert not asks_metadata_server(cloud)
+
+
+@pytest.mark.parametrize("kind", ["none", "text", "file"])
+def test_the_credentials_of_a_container(ckptfs, container, models, monkeypatch, tmp_path, kind):
+    if kind != "none":
+        container.container_token = CONTAINER_TOKEN
+        check_refused(ckptfs, models, "HTTP 401", "AWS_CONTAINER_AUTHORIZATION_TOKEN")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", CONTAINER_TOKEN)
+    if kind == "file":
+        # The file comes first.
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "old")
+        (tmp_path / "token").write_text(f"{CONTAINER_TOKEN}\n")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
+    check(ckptfs, models)
+    assert container.issued == {"container": 1}
+
+
+def test_a_role_assumed_with_the_credentials_of_a_container(ckptfs, container, models, configure):
+    configure(f"[profile me]\nrole_arn = {ROLE}\ncredential_source = EcsContainer\n")
+    check(ckptfs, models)
+    assert container.issued == {"container": 1, "AssumeRole": 1}
+
+
+@pytest.mark.parametrize("url", ["http://192.0.2.1/credentials", "http://169.254.169.254/latest", "file:///etc/passwd"])
+def test_no_token_of_a_container_is_sent_elsewhere(ckptfs, container, models, monkeypatch, url):
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", CONTAINER_TOKEN)
+    check_refused(ckptfs, models, "names no service for the credentials of a container")
+
+
+def test_a_metadata_server_is_asked_only_where_that_is_allowed(ckptfs, cloud, models, monkeypatch):
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", cloud.address)
+    check_refused(ckptfs, models, "no credentials for S3", "--instance-metadata")
+    assert not asks_metadata_server(cloud)
+    monkeypatch.setenv("CKPTFS_INSTANCE_METADATA", "1")
+    check(ckptfs, models)
+    assert cloud.issued == {"instance": 1}
+    # Other credentials come first.
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{cloud.address}/container/credentials")
+    check(ckptfs, models)
+    assert cloud.issued == {"instance": 1, "container": 1}
 
 
 def test_credentials_that_stay_expired_are_an_error_soon(ckptfs, cloud, models, configure):

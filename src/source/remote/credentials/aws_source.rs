@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::super::failure::CredentialError;
+use super::aws_container::ContainerService;
 use super::aws_profile::{AwsFiles, AwsProfile};
 use super::non_empty;
 
@@ -40,6 +41,8 @@ pub enum AwsSource {
     SingleSignOn(SsoAccount),
     /// A command that prints credentials.
     Process { command: String, profile: String },
+    /// The service of a container.
+    Container(ContainerService),
 }
 
 /// A role, and the parameters to assume it.
@@ -87,7 +90,10 @@ pub fn find_source(
         };
         return Ok(Some(AwsSource::WebIdentity { role, token_file: token_file.into() }));
     }
-    source_of_profile(files, profile, &mut Vec::new())
+    match source_of_profile(files, profile, &mut Vec::new())? {
+        Some(source) => Ok(Some(source)),
+        None => Ok(ContainerService::from_environment()?.map(AwsSource::Container)),
+    }
 }
 
 fn environment_keys() -> Option<AwsKeys> {
@@ -170,6 +176,13 @@ fn base_of_role(
         (None, Some("Environment")) => environment_keys().map(AwsSource::Keys).ok_or_else(|| {
             wrong("has credential_source = Environment, and AWS_ACCESS_KEY_ID is not set")
         }),
+        (None, Some("EcsContainer")) => {
+            ContainerService::from_environment()?.map(AwsSource::Container).ok_or_else(|| {
+                wrong(
+                    "has credential_source = EcsContainer, and this is no container of ECS or EKS",
+                )
+            })
+        }
         (None, Some(other)) => {
             Err(export_error(profile, &format!("has credential_source = {other}")))
         }

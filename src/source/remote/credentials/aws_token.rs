@@ -42,6 +42,7 @@ pub async fn fetch(
         AwsSource::Process { command, profile } => {
             Ok(run_credential_process(command, profile).await?)
         }
+        AwsSource::Container(service) => service.fetch(services).await,
     }
 }
 

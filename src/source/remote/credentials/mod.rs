@@ -3,6 +3,7 @@
 //! No metadata server is asked unless the user allows it: on another network, any host may have its address.
 
 mod authorization;
+mod aws_container;
 mod aws_profile;
 mod aws_source;
 mod aws_sso;
@@ -110,6 +111,7 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
             let client_options = ClientOptions::new().with_allow_http(options.allow_http);
             let services = TokenServices {
                 client: connector.connect(&client_options).map_err(other)?,
+                connector,
                 region: region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
                 endpoint: settings.endpoint.clone(),
             };
@@ -117,13 +119,8 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
             settings.provider = Some(Arc::clone(&renewed) as AwsCredentialProvider);
             settings.renewed = Some(renewed);
         }
-        None => {
-            let has_container = is_set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-                || is_set("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-            if !has_container && !options.instance_metadata {
-                return Err(RemoteError::NoCredentials { store: "S3" });
-            }
-        }
+        None if options.instance_metadata => {}
+        None => return Err(RemoteError::NoCredentials { store: "S3" }),
     }
     Ok(settings)
 }
