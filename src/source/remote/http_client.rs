@@ -29,6 +29,15 @@ pub fn http_client(
     resolver: AddressResolver,
     certificates: &[Certificate],
 ) -> reqwest::Result<reqwest::Client> {
+    client_builder(stall_timeout, resolver, certificates).build()
+}
+
+/// The same, before it is built.
+pub fn client_builder(
+    stall_timeout: Duration,
+    resolver: AddressResolver,
+    certificates: &[Certificate],
+) -> ClientBuilder {
     // An error means that it was installed before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder()
@@ -43,7 +52,7 @@ pub fn http_client(
     let add = |builder: ClientBuilder, certificate: &Certificate| {
         builder.add_root_certificate(certificate.clone())
     };
-    certificates.iter().fold(builder, add).build()
+    certificates.iter().fold(builder, add)
 }
 
 /// Sends a request without credentials, to see whether the server answers. Returns the headers of

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::StatusCode;
-use http::header::RANGE;
+use http::header::{ACCEPT, AUTHORIZATION, RANGE};
+use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -26,7 +26,7 @@ use super::certificates::read_certificates;
 use super::error::RemoteError;
 use super::failure::TransportError;
 use super::http_client::{
-    address_refused, address_rule, client_error, connection_error, http_client,
+    address_refused, address_rule, client_builder, client_error, connection_error, http_client,
 };
 use super::options::RemoteOptions;
 use super::outage::FIRST_ANSWER_TIMEOUT;
@@ -44,7 +44,6 @@ pub struct Connector {
     /// Added to each request, if the URL names one.
     query: Option<Arc<SecretQuery>>,
     has_regions: bool,
-    rule: AddressRule,
 }
 
 impl Connector {
@@ -55,13 +54,39 @@ impl Connector {
         query: Option<Arc<SecretQuery>>,
     ) -> Result<Connector, RemoteError> {
         let (options, certificates) = (options.clone(), read_certificates()?);
-        let (has_regions, rule) = (kind == StoreKind::S3, address_rule(&options));
-        Ok(Connector { options, certificates, query, has_regions, rule })
+        Ok(Connector { options, certificates, query, has_regions: kind == StoreKind::S3 })
     }
 
-    /// The same, also to link-local addresses: for a service of this machine.
-    pub fn to_any_address(&self) -> Connector {
-        Connector { rule: AddressRule::Any, ..self.clone() }
+    /// Gets a document of a service of this machine or its cloud. Proxies do not see the token, and no redirect is followed.
+    pub async fn get_from_machine(
+        &self,
+        url: &Url,
+        rule: AddressRule,
+        token: Option<HeaderValue>,
+    ) -> Result<(StatusCode, bytes::Bytes), TransportError> {
+        if literal_address(url).is_some_and(|address| !rule.allows(address)) {
+            return Err(address_refused(rule, url));
+        }
+        let failed = |error: reqwest::Error| connection_error(&error, url);
+        let stall_timeout = self.options.stall_timeout;
+        let resolver = AddressResolver::new(rule);
+        let client = client_builder(stall_timeout, resolver, &self.certificates).no_proxy();
+        let mut request =
+            client.build().map_err(failed)?.get(url.clone()).header(ACCEPT, "application/json");
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let _in_flight = count_request();
+        let answer = tokio::time::timeout(stall_timeout, request.send()).await;
+        let answer = answer.map_err(|_| no_answer())?.map_err(failed)?;
+        let status = answer.status();
+        check_status(status, answer.headers())?;
+        let body = http::Response::<reqwest::Body>::from(answer).into_body();
+        let body = match status.is_success() {
+            true => read_whole_answer(body, stall_timeout).await?,
+            false => read_error_answer(body, stall_timeout).await,
+        };
+        Ok((status, body))
     }
 }
 
@@ -71,7 +96,7 @@ impl HttpConnector for Connector {
         let allows = object_store::ClientConfigKey::AllowHttp;
         let allow_http = options.get_config_value(&allows).is_some_and(|value| value == "true");
         let stall_timeout = self.options.stall_timeout;
-        let rule = self.rule;
+        let rule = address_rule(&self.options);
         let resolver = AddressResolver::new(rule);
         let certificates = self.certificates.clone();
         let client = http_client(stall_timeout, resolver.clone(), &certificates);
@@ -91,6 +116,10 @@ impl HttpConnector for Connector {
             has_answered: AtomicBool::new(false),
         }))
     }
+}
+
+fn no_answer() -> TransportError {
+    TransportError::Connection("no answer in time".to_owned())
 }
 
 /// Sends the requests of one store.
@@ -164,9 +193,8 @@ impl HttpService for Transport {
                 .body(body.clone())
                 .send();
             let answer = tokio::time::timeout(self.answer_timeout(), request).await;
-            let answer = answer
-                .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
-                .map_err(|error| connection_error(&error, &url))?;
+            let answer =
+                answer.map_err(|_| no_answer())?.map_err(|error| connection_error(&error, &url))?;
             self.has_answered.store(true, Relaxed);
             let status = answer.status();
             check_status(status, answer.headers())?;

@@ -1,5 +1,6 @@
-"""A cloud on this machine that checks signatures. It has AWS's token services (STS and SSO), the service of a container
-and the metadata server of a machine before the store of stores.py. A web server in it demands the query string of a presigned URL."""
+"""A cloud on this machine that checks signatures. Before the store of stores.py it has AWS's token services (STS and SSO),
+the service of a container and the metadata server of a machine. A web server in it demands the query string of a
+presigned URL."""
 
 import datetime
 import hashlib
@@ -80,8 +81,10 @@ class Cloud:
         self.during_renewal = lambda: None
         # Requests that reached the store, and after how many of them all keys expire.
         self.served, self.expires_after = 0, None
-        # The token that the service of a container asks for; None if it asks for none.
-        self.container_token = None
+        # The token that the service of a container asks for; None if it asks for none. It may redirect elsewhere.
+        self.container_token, self.container_redirect = None, None
+        # Headers that came with requests to a proxy.
+        self.proxied = []
         # Tokens of requests to Google Cloud.
         self.bearers = []
         # Query strings that the web server accepts, the bytes that it has at each path, and where it redirects.
@@ -106,6 +109,9 @@ class Cloud:
         self.keys = {key: (secret, token, 0) for key, (secret, token, _) in self.keys.items()}
 
     def answer(self, request):
+        if request.path.startswith("http://"):
+            self.proxied.append(dict(request.headers))
+            return self.send(request, 502, "")
         path, _, query = request.path.partition("?")
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path))
@@ -153,6 +159,8 @@ class Cloud:
         return self.send(request, 200, json.dumps({"roleCredentials": found}))
 
     def answer_container(self, request):
+        if self.container_redirect:
+            return self.send(request, 302, "", {"Location": self.container_redirect})
         if request.headers["Authorization"] != self.container_token:
             return self.send(request, 401, "Invalid token")
         return self.send(request, 200, self.issue_document("container"))

@@ -24,7 +24,9 @@ def cloud(store_cloud, server, tmp_path, monkeypatch):
     server.fault()
     for name, value in store_cloud.environment.items():
         monkeypatch.setenv(name, value)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+    hidden = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"
+    container = "CREDENTIALS_RELATIVE_URI", "CREDENTIALS_FULL_URI", "AUTHORIZATION_TOKEN", "AUTHORIZATION_TOKEN_FILE"
+    for name in [*hidden, *(f"AWS_CONTAINER_{name}" for name in container)]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
@@ -332,19 +334,47 @@ def test_the_credentials_of_a_container(ckptfs, container, models, monkeypatch, 
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
     check(ckptfs, models)
     assert container.issued == {"container": 1}
+    assert "this container's (AWS_CONTAINER_CREDENTIALS_FULL_URI)" in ckptfs("doctor", f"{models[1]}/sharded").stdout
 
 
-def test_a_role_assumed_with_the_credentials_of_a_container(ckptfs, container, models, configure):
+def test_a_container_is_asked_past_proxies_and_redirects_are_not_followed(ckptfs, container, models, monkeypatch):
+    container.container_token = CONTAINER_TOKEN
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", CONTAINER_TOKEN)
+    for name in "http_proxy", "NO_PROXY", "no_proxy":
+        monkeypatch.delenv(name, raising=False)
+    # The store is asked by the proxy.
+    monkeypatch.setenv("HTTP_PROXY", container.address)
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "2")
+    assert ckptfs("inspect", f"{models[1]}/sharded").code == FAILED
+    assert container.issued == {"container": 1} and container.proxied
+    assert CONTAINER_TOKEN not in str(container.proxied)
+    monkeypatch.delenv("HTTP_PROXY")
+    for target in f"{container.address}/latest/api/token", f"{container.address.replace('127.0.0.1', 'localhost')}/web/x":
+        container.container_redirect = target
+        check_refused(ckptfs, models, "gives no credentials: HTTP 302")
+    assert not any(path.startswith("/web/") for _, path in container.requests)
+
+
+def test_a_profile_comes_before_a_container(ckptfs, container, models, configure):
+    configure("[profile me]\n", keys("me", *container.issue("user")[:3]))
+    check(ckptfs, models)
+    assert container.issued == {"user": 1}
+    assert "the profile me of ~/.aws" in ckptfs("doctor", f"{models[1]}/sharded").stdout
+
+
+def test_a_role_assumed_with_the_credentials_of_a_container(ckptfs, container, models, configure, monkeypatch):
     configure(f"[profile me]\nrole_arn = {ROLE}\ncredential_source = EcsContainer\n")
     check(ckptfs, models)
     assert container.issued == {"container": 1, "AssumeRole": 1}
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    check_refused(ckptfs, models, "this is no container of ECS or EKS")
 
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1/credentials", "http://169.254.169.254/latest", "file:///etc/passwd"])
-def test_no_token_of_a_container_is_sent_elsewhere(ckptfs, container, models, monkeypatch, url):
+def test_an_address_that_is_no_container_service_is_refused(ckptfs, container, models, monkeypatch, url):
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", CONTAINER_TOKEN)
-    check_refused(ckptfs, models, "names no service for the credentials of a container")
+    check_refused(ckptfs, models, "is no address of a service for a container's credentials")
 
 
 def test_a_metadata_server_is_asked_only_where_that_is_allowed(ckptfs, cloud, models, monkeypatch):

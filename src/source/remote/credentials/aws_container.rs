@@ -1,22 +1,21 @@
-//! The credentials of a container (ECS, EKS): a service on its machine, which the environment names.
+//! The credentials of a container (ECS, EKS), from a service on its machine that the environment names.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
-use http::Method;
+use http::HeaderValue;
 use object_store::aws::AwsCredential;
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::super::addresses::literal_address;
+use super::super::addresses::{AddressRule, literal_address};
 use super::super::failure::CredentialError;
 use super::non_empty;
 use super::token_service::{
     TemporaryCredential, TokenError, TokenServices, parse_time, read_token, refused,
 };
 
-const PATH_VARIABLE: &str = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI";
-const URL_VARIABLE: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+const RELATIVE_URI_VARIABLE: &str = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI";
+const FULL_URI_VARIABLE: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
 const TOKEN_VARIABLE: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN";
 const TOKEN_FILE_VARIABLE: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
 
@@ -24,14 +23,16 @@ const TOKEN_FILE_VARIABLE: &str = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
 const ECS_HOST: &str = "169.254.170.2";
 const SERVICE_HOSTS: [&str; 3] = [ECS_HOST, "169.254.170.23", "[fd00:ec2::23]"];
 
-/// The service of this container.
+/// The service, and what it asks for.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ContainerService {
-    url: String,
+    url: Url,
+    rule: AddressRule,
     token: Option<ContainerToken>,
+    /// The variable that names it.
+    pub variable: &'static str,
 }
 
-/// The token that the service asks for.
 #[derive(Clone, PartialEq, Eq)]
 enum ContainerToken {
     /// The file is read for each request: the token changes.
@@ -49,41 +50,30 @@ impl std::fmt::Debug for ContainerService {
 impl ContainerService {
     /// The service that the environment names; `None` outside of containers.
     pub fn from_environment() -> Result<Option<ContainerService>, CredentialError> {
-        let url = match (non_empty(PATH_VARIABLE), non_empty(URL_VARIABLE)) {
-            (Some(path), _) => format!("http://{ECS_HOST}{path}"),
-            (None, Some(url)) => url,
+        let (variable, url) = match (non_empty(RELATIVE_URI_VARIABLE), non_empty(FULL_URI_VARIABLE))
+        {
+            (Some(path), _) => (RELATIVE_URI_VARIABLE, format!("http://{ECS_HOST}{path}")),
+            (None, Some(url)) => (FULL_URI_VARIABLE, url),
             (None, None) => return Ok(None),
         };
-        if !is_allowed(&url) {
+        let Some((url, rule)) = parse_url(&url) else {
             return Err(CredentialError {
-                why: format!(
-                    "{PATH_VARIABLE} or {URL_VARIABLE} names no service for the credentials of a container"
+                why: format!("{variable} is no address of a service for a container's credentials"),
+                remedy: format!(
+                    "unset {variable}, or set it to an https URL, or to http on localhost, 169.254.170.2 or 169.254.170.23"
                 ),
-                remedy: "without https it is one of this machine, ECS or EKS: correct the variable, or unset it"
-                    .to_owned(),
             });
-        }
+        };
         let file = non_empty(TOKEN_FILE_VARIABLE).map(|path| ContainerToken::File(path.into()));
         let token = file.or_else(|| non_empty(TOKEN_VARIABLE).map(ContainerToken::Text));
-        Ok(Some(ContainerService { url, token }))
+        Ok(Some(ContainerService { url, rule, token, variable }))
     }
 
     /// Asks the service for credentials.
     pub async fn fetch(&self, services: &TokenServices) -> Result<TemporaryCredential, TokenError> {
-        let mut request = http::Request::builder()
-            .method(Method::GET)
-            .uri(&self.url)
-            .header("accept", "application/json");
-        if let Some(token) = &self.token {
-            request = request.header("authorization", token.read()?);
-        }
-        let request = request.body(String::new().into()).map_err(|_| {
-            refused(
-                "the token of the container is none",
-                format!("check {TOKEN_FILE_VARIABLE} and {TOKEN_VARIABLE}"),
-            )
-        })?;
-        let (status, text) = services.send_on_this_machine(request).await?;
+        let token = self.token.as_ref().map(ContainerToken::read).transpose()?;
+        let asked = services.connector.get_from_machine(&self.url, self.rule, token);
+        let (status, body) = asked.await?;
         if !status.is_success() {
             return Err(refused(
                 format!("the container's service gives no credentials: HTTP {status}"),
@@ -92,66 +82,79 @@ impl ContainerService {
                 ),
             ));
         }
-        parse_answer(&text).ok_or_else(|| {
-            refused(
-                "the container's service answers without credentials",
-                format!("check {PATH_VARIABLE} or {URL_VARIABLE}"),
-            )
+        parse_answer(&body).ok_or_else(|| {
+            let why = "the container's service answers without credentials";
+            refused(why, format!("check {}", self.variable))
         })
     }
 }
 
 impl ContainerToken {
-    fn read(&self) -> Result<String, TokenError> {
-        match self {
-            ContainerToken::Text(token) => Ok(token.clone()),
+    /// The header that has it.
+    fn read(&self) -> Result<HeaderValue, TokenError> {
+        let (text, variable) = match self {
+            ContainerToken::Text(text) => (text.clone(), TOKEN_VARIABLE),
             ContainerToken::File(path) => {
-                let token = read_token(path).map_err(|error| {
-                    let why =
-                        format!("cannot read the container's token {}: {error}", path.display());
+                let text = read_token(path).map_err(|error| {
+                    let path = path.display();
+                    let why = format!("cannot read the container's token {path}: {error}");
                     refused(why, format!("check {TOKEN_FILE_VARIABLE}"))
                 })?;
-                Ok(token.trim().to_owned())
+                (text, TOKEN_FILE_VARIABLE)
             }
-        }
+        };
+        let mut value = HeaderValue::from_str(text.trim()).map_err(|_| {
+            let why = "the container's token has characters that no header may have";
+            refused(why, format!("check {variable}"))
+        })?;
+        value.set_sensitive(true);
+        Ok(value)
     }
 }
 
-/// Whether a URL may be sent the token of a container. Without encryption, only this machine and its cloud may be.
-fn is_allowed(url: &str) -> bool {
-    let Some(url) = Url::parse(url).ok().filter(Url::has_host) else { return false };
+/// A URL that may be sent the token of a container, and the addresses that it may have. Without encryption, only this
+/// machine and its cloud may be sent the token.
+fn parse_url(text: &str) -> Option<(Url, AddressRule)> {
+    let url = Url::parse(text).ok().filter(Url::has_host)?;
     if !url.username().is_empty() || url.password().is_some() {
-        return false;
+        return None;
     }
-    let host = url.host_str().unwrap_or_default();
-    let is_loopback =
-        host == "localhost" || literal_address(&url).is_some_and(|at: IpAddr| at.is_loopback());
-    match url.scheme() {
-        "https" => true,
-        "http" => is_loopback || SERVICE_HOSTS.contains(&host),
+    let host = url.host_str()?;
+    if SERVICE_HOSTS.contains(&host) {
+        return matches!(url.scheme(), "http" | "https").then_some((url, AddressRule::Any));
+    }
+    let rule = AddressRule::NoMetadata;
+    let address = literal_address(&url);
+    let is_allowed = match url.scheme() {
+        "https" => address.is_none_or(|address| rule.allows(address)),
+        "http" => host == "localhost" || address.is_some_and(|address| address.is_loopback()),
         _ => false,
-    }
+    };
+    is_allowed.then_some((url, rule))
 }
 
+/// Credentials without an end have neither a token nor an expiration.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ContainerAnswer {
     access_key_id: String,
     secret_access_key: String,
-    token: String,
-    expiration: String,
+    token: Option<String>,
+    expiration: Option<String>,
 }
 
-fn parse_answer(text: &str) -> Option<TemporaryCredential> {
-    let answer: ContainerAnswer = serde_json::from_str(text).ok()?;
-    Some(TemporaryCredential {
-        expires_at: Some(parse_time(&answer.expiration)?),
-        credential: AwsCredential {
-            key_id: answer.access_key_id,
-            secret_key: answer.secret_access_key,
-            token: Some(answer.token),
-        },
-    })
+fn parse_answer(body: &[u8]) -> Option<TemporaryCredential> {
+    let answer: ContainerAnswer = serde_json::from_slice(body).ok()?;
+    let expires_at = match answer.expiration.filter(|text| !text.is_empty()) {
+        Some(text) => Some(parse_time(&text)?),
+        None => None,
+    };
+    let credential = AwsCredential {
+        key_id: answer.access_key_id,
+        secret_key: answer.secret_access_key,
+        token: answer.token.filter(|token| !token.is_empty()),
+    };
+    Some(TemporaryCredential { credential, expires_at })
 }
 
 #[cfg(test)]
@@ -169,11 +172,12 @@ mod tests {
             "http://[::1]:80/",
             "https://credentials.example/x",
         ] {
-            assert!(is_allowed(url), "{url}");
+            assert!(parse_url(url).is_some(), "{url}");
         }
         for url in [
             "http://example.com/x",
             "http://169.254.169.254/latest",
+            "https://169.254.169.254/latest",
             "http://169.254.170.2.example.com/",
             "http://169.254.170.2@example.com/",
             "http://10.0.0.1/",
@@ -181,7 +185,7 @@ mod tests {
             "/v2/credentials",
             "",
         ] {
-            assert!(!is_allowed(url), "{url}");
+            assert!(parse_url(url).is_none(), "{url}");
         }
     }
 
@@ -189,11 +193,14 @@ mod tests {
     fn an_answer_has_keys_and_their_end() {
         let text = r#"{"AccessKeyId": "k", "SecretAccessKey": "s", "Token": "t",
             "Expiration": "2030-01-02T03:04:05Z", "RoleArn": "arn:r"}"#;
-        let found = parse_answer(text).unwrap();
+        let found = parse_answer(text.as_bytes()).unwrap();
         assert_eq!(found.credential.token.as_deref(), Some("t"));
         assert_eq!(found.expires_at.unwrap().timestamp(), 1_893_553_445);
-        for name in ["AccessKeyId", "SecretAccessKey", "Token", "Expiration"] {
-            assert!(parse_answer(&text.replace(name, "Other")).is_none(), "{name}");
+        for text in ["", "{}", &text.replace("AccessKeyId", "x"), &text.replace("2030", "x")] {
+            assert!(parse_answer(text.as_bytes()).is_none(), "{text}");
         }
+        let found = br#"{"AccessKeyId": "k", "SecretAccessKey": "s", "Token": ""}"#;
+        let found = parse_answer(found).unwrap();
+        assert!(found.credential.token.is_none() && found.expires_at.is_none());
     }
 }

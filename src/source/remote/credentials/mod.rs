@@ -1,4 +1,4 @@
-//! Finds credentials where users of each cloud keep them, beyond those that clients find in the environment.
+//! Finds credentials where users of each cloud keep them. Those of some clouds the clients find by themselves.
 //!
 //! No metadata server is asked unless the user allows it: on another network, any host may have its address.
 
@@ -123,6 +123,22 @@ pub fn aws_settings(options: &RemoteOptions) -> Result<AwsSettings, RemoteError>
         None => return Err(RemoteError::NoCredentials { store: "S3" }),
     }
     Ok(settings)
+}
+
+/// Names the source of S3 credentials, without their values; `None` if there is none.
+pub fn describe_aws_source() -> Option<String> {
+    let files = AwsFiles::read();
+    let profile = files.current_profile().ok()?;
+    Some(match find_source(&files, &profile).ok()?? {
+        AwsSource::Keys(_) if is_set("AWS_ACCESS_KEY_ID") => {
+            "keys of the environment (AWS_ACCESS_KEY_ID)".to_owned()
+        }
+        AwsSource::WebIdentity { .. } if is_set("AWS_WEB_IDENTITY_TOKEN_FILE") => {
+            "a web identity (AWS_WEB_IDENTITY_TOKEN_FILE)".to_owned()
+        }
+        AwsSource::Container(service) => format!("this container's ({})", service.variable),
+        _ => format!("the profile {} of ~/.aws", profile.name),
+    })
 }
 
 /// Variables that state credentials of Google Cloud.

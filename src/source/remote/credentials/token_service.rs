@@ -4,9 +4,8 @@ use std::path::Path;
 
 use chrono::{DateTime, NaiveDateTime, Utc};
 use http_body_util::BodyExt;
-use object_store::ClientOptions;
 use object_store::aws::AwsCredential;
-use object_store::client::{HttpClient, HttpConnector, HttpRequest};
+use object_store::client::{HttpClient, HttpRequest};
 use reqwest::Url;
 
 use super::super::failure::{CredentialError, TransportError};
@@ -20,7 +19,7 @@ const MAX_TOKEN_BYTES: u64 = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct TokenServices {
     pub client: HttpClient,
-    /// Makes the client of a service of this machine.
+    /// Asks services of this machine.
     pub connector: Connector,
     /// The region of the store, whose token service is asked.
     pub region: String,
@@ -70,31 +69,11 @@ impl TokenServices {
         &self,
         request: HttpRequest,
     ) -> Result<(http::StatusCode, String), TokenError> {
-        send(&self.client, request).await
+        let answer = self.client.execute(request).await.map_err(TokenError::Transport)?;
+        let (parts, body) = answer.into_parts();
+        let body = body.collect().await.map_err(TokenError::Transport)?.to_bytes();
+        Ok((parts.status, String::from_utf8_lossy(&body).into_owned()))
     }
-
-    /// Sends a request to a service of this machine, which has no encryption and may have a link-local address.
-    pub async fn send_on_this_machine(
-        &self,
-        request: HttpRequest,
-    ) -> Result<(http::StatusCode, String), TokenError> {
-        let options = ClientOptions::new().with_allow_http(true);
-        let client = self.connector.to_any_address().connect(&options);
-        let client = client.map_err(|error| {
-            refused(format!("there can be no HTTP client: {error}"), "report this as a bug")
-        })?;
-        send(&client, request).await
-    }
-}
-
-async fn send(
-    client: &HttpClient,
-    request: HttpRequest,
-) -> Result<(http::StatusCode, String), TokenError> {
-    let answer = client.execute(request).await.map_err(TokenError::Transport)?;
-    let (parts, body) = answer.into_parts();
-    let body = body.collect().await.map_err(TokenError::Transport)?.to_bytes();
-    Ok((parts.status, String::from_utf8_lossy(&body).into_owned()))
 }
 
 /// Reads a file with a token.
