@@ -88,7 +88,8 @@ class Machine:
         """A mount of its own daemon, whose peak memory is noted."""
         with mounted(source, self.point, **options) as daemon:
             yield daemon
-            self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
+            has_ballast = int(isinstance(self.ballast, Ballast))
+            self.peaks.append({"peak": daemon.peak, "budget": daemon.budget, "ballast": has_ballast})
 
     def worker(self, request, path, warm_up, paths=(), python=None):
         """A process that has done a request on something tiny, and waits to do it on this path. The path need not
@@ -135,7 +136,7 @@ class Machine:
         return results
 
     def compare(self, loads, runs=RUNS):
-        """What each of these calls took, run by run. Each returns that and an outcome, the same for all that have one."""
+        """What each of these calls took, run by run. Each returns that and an outcome, equal wherever it is not None."""
         outcomes = []
 
         def took(name):

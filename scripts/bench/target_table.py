@@ -40,19 +40,15 @@ class Target:
         baselines = (self.baseline,) if isinstance(self.baseline, str) else self.baseline
         return min(baselines, key=lambda name: statistics.median(run[name] for run in runs))
 
-    def is_kept(self, runs):
-        """Whether the limit is kept by the median, of memory by the maximum."""
+    def meets_limit(self, runs):
+        """Whether the median meets the limit; for memory, the maximum."""
         middle = max if self.unit == "MB" else statistics.median
         return middle(self.compute_figures(runs)) <= self.limit
 
-    def is_possible(self, runs):
-        """Whether the bound, which nothing can beat, keeps the limit. True without a bound."""
-        return not has_bound(runs) or statistics.median(self.compute_bounds(runs)) <= self.limit
-
-    def compute_bounds(self, runs):
-        """The ratio of the bound to the baseline, for each run."""
+    def compute_ideals(self, runs):
+        """The ratio of the ideal to the baseline, for each run."""
         best_baseline = self.find_best_baseline(runs)
-        return [run["bound"] / run[best_baseline] for run in runs]
+        return [run["ideal"] / run[best_baseline] for run in runs]
 
     def format_side(self, name, runs):
         """The median of one side."""
@@ -75,13 +71,9 @@ def free(runs):
     return [run for run in runs if not run.get("ballast", 1)]
 
 
-def has_bound(runs):
-    return bool(runs) and "bound" in runs[0]
-
-
-def both(runs):
-    """The runs with the ballast, and those without, of which there are any."""
-    return [some for some in (held(runs), free(runs)) if some]
+def split_by_ballast(runs):
+    """The runs with the ballast and those without, as far as there are any."""
+    return [group for group in (held(runs), free(runs)) if group]
 
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")
@@ -116,7 +108,7 @@ def find_target(row):
 
 def is_reached(row):
     target = find_target(row)
-    return all(target.is_kept(runs) for runs in both(row["runs"]))
+    return all(map(target.meets_limit, split_by_ballast(row["runs"])))
 
 
 def is_missed(row):
@@ -149,18 +141,14 @@ def format_result(select):
 
 def format_limit(row, rows):
     target = find_target(row)
-    limit = target.add_unit(f"{target.limit:g}")
-    missed = [runs for runs in both(row["runs"]) if not target.is_kept(runs)]
-    if not missed:
-        return limit
-    return limit + (", missed" if any(map(target.is_possible, missed)) else ", out of reach")
+    return target.add_unit(f"{target.limit:g}") + ("" if is_reached(row) else ", missed")
 
 
-def format_bound(row, rows):
-    """The median bound with the ballast, and without."""
-    target, runs = find_target(row), row["runs"]
-    bounds = [f"{statistics.median(target.compute_bounds(some)):.2f}" for some in both(runs) if has_bound(some)]
-    return ", ".join(bounds)
+def format_ideal(row, rows):
+    """The median ideal with the ballast, and without."""
+    target = find_target(row)
+    groups = [runs for runs in split_by_ballast(row["runs"]) if "ideal" in runs[0]]
+    return ", ".join(f"{statistics.median(target.compute_ideals(runs)):.2f}" for runs in groups)
 
 
 def format_goal(row, rows):
@@ -171,6 +159,6 @@ def format_goal(row, rows):
 COLUMNS = (
     label(), ("", format_measured_side), ("baseline", format_baseline),
     ("measured: median (least to most)", format_result(held)), ("without ballast", format_result(free)),
-    ("bound: with, without", format_bound),
+    ("ideal: with, without", format_ideal),
     ("target", format_limit), ("goal", format_goal),
 )  # fmt: skip

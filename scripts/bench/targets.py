@@ -43,17 +43,17 @@ class Bench:
         timing, result = self.machine.run(*arguments, **options)
         return timing["seconds"], result
 
-    def compare_with_ext4(self, request, tiny, source, mounted_path, plain_path, bound_path):
-        """Seconds for what the mount of the source shows there, for what lies on the plain filesystem, and the bound."""
+    def compare_with_ext4(self, request, tiny, source, mounted_path, plain_path, ideal_path):
+        """Seconds for what the mount of the source shows there, for what lies on the plain filesystem, and the ideal."""
         return self.machine.compare({
             "mount": lambda: self.time_request(request, mounted_path, tiny, source=source),
             "ext4": lambda: self.time_request(request, plain_path, tiny),
-            "bound": lambda: self.time_bound(request, bound_path, tiny),
+            "ideal": lambda: self.time_ideal(request, ideal_path, tiny),
         })  # fmt: skip
 
-    def time_bound(self, request, path, tiny, count=1):
-        """Seconds of requests to a mount whose daemon answers with constant bytes, while fio reads the model from the disk.
-        No daemon can be faster. It has no result to compare."""
+    def time_ideal(self, request, path, tiny, count=1):
+        """Seconds of requests to a mount whose daemon has no work of its own. It answers with constant bytes, while fio
+        reads the model from the disk. There is no result to compare."""
         workers = [self.machine.worker(request, path, tiny) for _ in range(count)]
         self.machine.cold()
         reader = DiskReader(self.models.sources)
@@ -73,7 +73,7 @@ class Bench:
 
     def compare_folders(self, find_folder):
         # A model's folder whose weights are those of the mount.
-        folder = self.machine.folder / "bound"
+        folder = self.machine.folder / "ideal"
         folder.mkdir(exist_ok=True)
         for path in self.models.shards().glob("*config.json"):
             shutil.copy(path, folder)
@@ -90,16 +90,16 @@ class Bench:
             request, models.plain("tiny"), models.shards(), virtual_file, models.plain(), virtual_file
         )
 
-    def compare_loaders(self, prepare, loaders, runs=RUNS, has_bound=False):
-        """Seconds of each loader with the shards on the plain filesystem. The bound only reads them from the disk."""
+    def compare_loaders(self, prepare, loaders, runs=RUNS, with_ideal=False):
+        """Seconds of each loader with the shards on the plain filesystem. The ideal only reads them from the disk."""
         models = self.models
 
         def make_run(loader):
             return lambda: self.time_request(load(loader), models.shards(), models.shards("tiny"), prepare=prepare)
 
         sides = {name: make_run(loader) for name, loader in loaders.items()}
-        if has_bound:
-            sides["bound"] = lambda: (self.read_from_disk()["seconds"], None)
+        if with_ideal:
+            sides["ideal"] = lambda: (self.read_from_disk()["seconds"], None)
         return self.machine.compare(sides, runs)
 
 
@@ -136,10 +136,10 @@ def measure_eight_processes(bench):
     def time_ext4():
         return bench.time_request(request, models.plain(), tiny, count=8, prepare=prepare)
 
-    def time_bound():
-        return bench.time_bound(request, machine.virtual_file, tiny, count=8)
+    def time_ideal():
+        return bench.time_ideal(request, machine.virtual_file, tiny, count=8)
 
-    yield "8 processes", machine.compare({"mount": time_mount, "ext4": time_ext4, "bound": time_bound})
+    yield "8 processes", machine.compare({"mount": time_mount, "ext4": time_ext4, "ideal": time_ideal})
     yield "8 processes, read from the disk", reads
 
 
@@ -167,7 +167,7 @@ def measure_daemon_cpu(bench):
             time_cat(bench.machine, bench.machine.virtual_file)
             return read + daemon.cpu - before
 
-    yield "daemon CPU", alternate(["daemon", "cat", "bound"], measure_side)
+    yield "daemon CPU", alternate(["daemon", "cat", "ideal"], measure_side)
 
 
 def time_cat(machine, path):
@@ -209,7 +209,7 @@ def measure_owned_loads(bench):
         "runai-model-streamer": "runai",
     }  # fmt: skip
     for state, prepare in bench.machine.states(bench.models.shards()):
-        yield f"owned, {state}", bench.compare_loaders(prepare, loaders, has_bound=state == "cold")
+        yield f"owned, {state}", bench.compare_loaders(prepare, loaders, with_ideal=state == "cold")
 
 
 def measure_mapped_loads(bench):
@@ -322,9 +322,10 @@ class ConstantDaemon:
 
 
 def measure_daemon_memory(bench):
-    if not bench.machine.peaks:
+    has_ballast = int(isinstance(bench.machine.ballast, Ballast))
+    if not any(peak["ballast"] == has_ballast for peak in bench.machine.peaks):
         bench.compare_files(load("safetensors"))
-    yield "daemon memory", bench.machine.peaks
+    yield "daemon memory", [peak for peak in bench.machine.peaks if peak["ballast"] == has_ballast]
 
 
 CASES = {
