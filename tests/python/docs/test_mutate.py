@@ -24,7 +24,8 @@ class EndlessPart:
 mutate.TREE = mutate.MUTATED = Path(sys.argv[1])
 mutate.copy_tree = lambda: None
 mutate.Part = EndlessPart
-mutate.main(["endless"])
+sys.argv[1:] = ["ring"]
+mutate.main()
 """
 
 # What scripts/test does when another step fails meanwhile.
@@ -33,7 +34,10 @@ set -euo pipefail
 . scripts/machine.sh
 trap end_background EXIT
 start_in_background "$1/log" "$2" -c "$3" "$1"
-until [ -s "$1/pid" ]; do sleep 0.1; done
+until [ -s "$1/pid" ]; do
+    sleep 0.1
+    kill -0 "$background"
+done
 exit 3
 """
 
