@@ -23,6 +23,11 @@ def load(loader):
     return {"loader": loader, "device": "cpu", "sum": True}
 
 
+def span(results):
+    """Seconds from the first start to the last end."""
+    return max(result["end"] for result in results) - min(result["start"] for result in results)
+
+
 class Machine:
     """A folder for models, a mountpoint, the owner of free memory, and the peak memory of every daemon so far."""
 
@@ -34,6 +39,11 @@ class Machine:
         self.virtual_file = self.point / VIRTUAL_FILE
         self.peaks = []
         self.warmed = []
+
+    @property
+    def has_ballast(self):
+        """1 while a ballast holds free memory, else 0."""
+        return int(isinstance(self.ballast, Ballast))
 
     def cold(self):
         """Drops all caches."""
@@ -88,8 +98,7 @@ class Machine:
         """A mount of its own daemon, whose peak memory is noted."""
         with mounted(source, self.point, **options) as daemon:
             yield daemon
-            has_ballast = int(isinstance(self.ballast, Ballast))
-            self.peaks.append({"peak": daemon.peak, "budget": daemon.budget, "ballast": has_ballast})
+            self.peaks.append({"peak": daemon.peak, "budget": daemon.budget, "ballast": self.has_ballast})
 
     def worker(self, request, path, warm_up, paths=(), python=None):
         """A process that has done a request on something tiny, and waits to do it on this path. The path need not
@@ -113,7 +122,7 @@ class Machine:
             results = self.measure(workers)
         outcomes = [result.get("tensors", result.get("number")) for result in results]
         assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
-        seconds = max(result["end"] for result in results) - min(result["start"] for result in results)
+        seconds = span(results)
         took = {"seconds": seconds, **{key: sum(result[key] for result in results) for key in ("cpu", "peak")}}
         return took, outcomes[0]
 

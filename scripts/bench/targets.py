@@ -17,7 +17,7 @@ from ckptfs.bench.usage import processor_seconds
 
 from bench import REPOSITORY, workloads
 from bench.fixtures import RUNS, first_byte, in_page_cache, alternate
-from bench.machine import load, machine
+from bench.machine import load, machine, span
 from bench.memory_ballast import Ballast, NoBallast
 from bench.models import Models
 from bench.results import Results
@@ -60,8 +60,7 @@ class Bench:
         with constant_mount(self.models.plain(), self.machine.point):
             results = self.machine.measure(workers, reader.begin)
             disk = reader.end()
-        took = max(result["end"] for result in results) - min(result["start"] for result in results)
-        return max(took, disk["seconds"]), None
+        return max(span(results), disk["seconds"]), None
 
     def read_from_disk(self):
         """Seconds, and processor seconds, for which fio reads the model."""
@@ -322,10 +321,12 @@ class ConstantDaemon:
 
 
 def measure_daemon_memory(bench):
-    has_ballast = int(isinstance(bench.machine.ballast, Ballast))
-    if not any(peak["ballast"] == has_ballast for peak in bench.machine.peaks):
+    def find_peaks():
+        return [peak for peak in bench.machine.peaks if peak["ballast"] == bench.machine.has_ballast]
+
+    if not find_peaks():
         bench.compare_files(load("safetensors"))
-    yield "daemon memory", [peak for peak in bench.machine.peaks if peak["ballast"] == has_ballast]
+    yield "daemon memory", find_peaks()
 
 
 CASES = {
@@ -356,7 +357,7 @@ def main(*names):
             for ballast in (Ballast(), NoBallast()):
                 with bench_machine.with_ballast(ballast):
                     for row, runs in CASES[name](bench):
-                        held = int(isinstance(ballast, Ballast))
-                        rows.setdefault(row, []).extend({**run, "ballast": held} for run in runs)
+                        state = {"ballast": bench_machine.has_ballast}
+                        rows.setdefault(row, []).extend(run | state for run in runs)
             for row, runs in rows.items():
                 results.add("targets", [row], runs)
