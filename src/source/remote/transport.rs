@@ -77,8 +77,7 @@ impl Connector {
             request = request.header(AUTHORIZATION, token);
         }
         let _in_flight = count_request();
-        let answer = tokio::time::timeout(stall_timeout, request.send()).await;
-        let answer = answer.map_err(|_| no_answer())?.map_err(failed)?;
+        let answer = send(request, url, stall_timeout).await?;
         let status = answer.status();
         check_status(status, answer.headers())?;
         let body = http::Response::<reqwest::Body>::from(answer).into_body();
@@ -118,8 +117,16 @@ impl HttpConnector for Connector {
     }
 }
 
-fn no_answer() -> TransportError {
-    TransportError::Connection("no answer in time".to_owned())
+/// Sends a request, and waits for the headers of its answer.
+async fn send(
+    request: reqwest::RequestBuilder,
+    url: &Url,
+    timeout: Duration,
+) -> Result<reqwest::Response, TransportError> {
+    tokio::time::timeout(timeout, request.send())
+        .await
+        .map_err(|_| TransportError::Connection("no answer in time".to_owned()))?
+        .map_err(|error| connection_error(&error, url))
 }
 
 /// Sends the requests of one store.
@@ -190,11 +197,8 @@ impl HttpService for Transport {
                 .client_of(rule)?
                 .request(parts.method.clone(), url.clone())
                 .headers(headers.clone())
-                .body(body.clone())
-                .send();
-            let answer = tokio::time::timeout(self.answer_timeout(), request).await;
-            let answer =
-                answer.map_err(|_| no_answer())?.map_err(|error| connection_error(&error, &url))?;
+                .body(body.clone());
+            let answer = send(request, &url, self.answer_timeout()).await?;
             self.has_answered.store(true, Relaxed);
             let status = answer.status();
             check_status(status, answer.headers())?;
