@@ -26,8 +26,6 @@ POLICIES = {
     "delivered": "skipping what the kernel holds",
     "deferral": "blocking reads before what the kernel reads around them",
     "bounds": "ending a stream near the end of its tensor",
-    "resumed": "continuing a tensor that was begun before",
-    "grid": "blocks that begin where requests begin",
     "random": "random reads without blocks",
 }
 
@@ -114,7 +112,7 @@ def main(*names):
         raise SystemExit(f"no policy {unknown[0]!r}; there are: {', '.join(POLICIES)}")
     assert os.geteuid() == 0, "dropping caches needs root"
     policies = [name for name in POLICIES if name in names or not names]
-    results = Results("ablations", whole=not names)
+    results = Results("ablations", names)
     with tempfile.TemporaryDirectory() as folder:
         models = Models(os.environ.get("CKPTFS_BENCH_MODELS", folder), SIZE)
         point = Path(folder) / "mount"

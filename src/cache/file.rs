@@ -341,21 +341,16 @@ impl CachedFile {
     fn prefetch(self: &Arc<Self>, request: &Range<u64>, step: StreamStep) {
         let limit = self.blocks.memory_limit();
         for range in self.prefetcher.replay(limit) {
-            self.prefetch_blocks(range, &(0..0), FillPriority::Replay);
+            self.prefetch_blocks(range, FillPriority::Replay);
         }
         for range in self.prefetcher.upcoming(request, step, limit) {
-            self.prefetch_blocks(range, request, FillPriority::Prefetch);
+            self.prefetch_blocks(range, FillPriority::Prefetch);
         }
     }
 
     /// Submits fills for the bytes of a range that no block holds or will hold.
-    fn prefetch_blocks(
-        self: &Arc<Self>,
-        range: Range<u64>,
-        request: &Range<u64>,
-        priority: FillPriority,
-    ) {
-        let ranges = plan_prefetch(self.virtual_file(), range, request, &self.strided);
+    fn prefetch_blocks(self: &Arc<Self>, range: Range<u64>, priority: FillPriority) {
+        let ranges = plan_prefetch(self.virtual_file(), range, &self.strided);
         let ids = self.blocks.reserve(self.file_id, &ranges);
         let mut rest = &ids[..];
         // A short range is fetched by several requests, too: a reader may be close behind.

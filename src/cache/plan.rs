@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 use crate::checkpoint::{Origin, Tensor};
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, interleaved_tensors, window_bytes};
 
-use super::ablation::is_left_out;
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
 use super::block::pool::BufferSize;
 
@@ -107,7 +106,7 @@ pub fn plan_read(
             plan.in_memory.push((reply_offset, segment.range));
             continue;
         };
-        for part in sizes.split(bytes, RequestGrid::SINGLE, reply_offset) {
+        for part in sizes.split(bytes, reply_offset) {
             let block = (part.source, part.block_bounds.start);
             if !blocks.contains(&block) {
                 if blocks.len() == MAX_BLOCKS_PER_READ {
@@ -122,20 +121,15 @@ pub fn plan_read(
 }
 
 /// Plans the prefetch of a range; ranges in one block are merged.
-///
-/// The reader of `request` is expected to make requests of that length on and on. Each of these is to lie in one
-/// block.
 pub fn plan_prefetch(
     file: &VirtualFile,
     range: Range<u64>,
-    request: &Range<u64>,
     strided: &StridedBlocks,
 ) -> Vec<SourceRange> {
     let mut ranges: Vec<SourceRange> = Vec::new();
     for segment in file.segments(range) {
         let Some((sizes, bytes)) = locate(file, &segment, strided) else { continue };
-        let grid = RequestGrid::aligned_with(request, segment.range.start);
-        for part in sizes.split(bytes, grid, 0) {
+        for part in sizes.split(bytes, 0) {
             if let Some(last) = ranges.last_mut()
                 && (last.source, &last.block_bounds) == (part.source, &part.block_bounds)
             {
@@ -163,7 +157,7 @@ pub fn plan_window(
     if all.len() > 1 {
         let blocks = |tensor: usize| {
             let sizes = BlockSizes::of_tensor(file, tensor as u32, strided);
-            sizes.split(0..sizes.source_bytes, RequestGrid::SINGLE, 0).collect::<Vec<_>>()
+            sizes.split(0..sizes.source_bytes, 0).collect::<Vec<_>>()
         };
         return Some(all.flat_map(blocks).collect());
     }
@@ -171,7 +165,7 @@ pub fn plan_window(
     let sizes = BlockSizes::of_tensor(file, tensor, strided);
     let start = at / window_bytes * window_bytes;
     let window = start..start.saturating_add(window_bytes).min(sizes.source_bytes);
-    Some(sizes.split(window, RequestGrid::SINGLE, 0).collect())
+    Some(sizes.split(window, 0).collect())
 }
 
 /// The size of the buffers that hold blocks of a source.
@@ -234,30 +228,24 @@ impl BlockSizes {
         }
     }
 
-    /// Splits a range so that each part lies in one block. Exact blocks hold as many whole requests as fit; others
-    /// begin at multiples of their size.
-    fn split(
-        &self,
-        bytes: Range<u64>,
-        grid: RequestGrid,
-        reply_offset: usize,
-    ) -> impl Iterator<Item = SourceRange> {
+    /// Splits a range so that each part lies in one block. Exact blocks begin with the range, others at multiples of their
+    /// size.
+    fn split(&self, bytes: Range<u64>, reply_offset: usize) -> impl Iterator<Item = SourceRange> {
         let BlockSizes { source, source_bytes, max_block_bytes, window_bytes } = *self;
         let is_exact = matches!(source, BlockSource::File(_))
             && bytes.end - bytes.start >= EXACT_BLOCK_MIN_BYTES;
         let windows = bytes.start / window_bytes..=bytes.end.saturating_sub(1) / window_bytes;
         windows.flat_map(move |window| {
             let start = window * window_bytes;
-            let (grid, bounds) = if is_exact {
-                (grid, bytes.clone())
+            let (phase, bounds) = if is_exact {
+                (0, bytes.clone())
             } else {
-                let phase = bytes.start.saturating_sub(start);
                 let end = start.saturating_add(window_bytes).min(source_bytes);
-                (RequestGrid { length: 1, phase }, start..end)
+                (bytes.start.saturating_sub(start), start..end)
             };
             let offset = bytes.start;
             let bytes = intersection(&bytes, &bounds);
-            grid.blocks(bytes.clone(), max_block_bytes).map(move |block| {
+            split_at_phase(bytes.clone(), max_block_bytes, phase).map(move |block| {
                 let block_bounds = intersection(&block, &bounds);
                 let part = intersection(&bytes, &block_bounds);
                 let reply_offset = reply_offset + (part.start - offset) as usize;
@@ -267,45 +255,12 @@ impl BlockSizes {
     }
 }
 
-/// Requests of one length that follow one another.
-#[derive(Clone, Copy)]
-struct RequestGrid {
-    /// The length of each: no more than a block holds.
-    length: u64,
-    /// How far before a range the request begins that its first byte lies in.
-    phase: u64,
-}
-
-impl RequestGrid {
-    /// The range is the request.
-    const SINGLE: RequestGrid = RequestGrid { length: 1, phase: 0 };
-
-    /// Those before and after a request, for a range with this start.
-    fn aligned_with(request: &Range<u64>, start: u64) -> RequestGrid {
-        if is_left_out("grid") {
-            return RequestGrid { length: 1, phase: 0 };
-        }
-        let length = (request.end - request.start).clamp(1, BufferSize::Small.bytes() as u64);
-        let phase = if start < request.start {
-            length - 1 - (request.start - start - 1) % length
-        } else {
-            (start - request.start) % length
-        };
-        RequestGrid { length, phase }
-    }
-
-    /// The blocks that cover a range: of whole requests, but for the first and the last.
-    fn blocks(self, bytes: Range<u64>, max_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-        grid_cells(bytes, max_bytes - max_bytes % self.length, self.phase)
-    }
-}
-
 fn intersection(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// The cells of one size that a range lies in, if one begins `phase` bytes before it.
-fn grid_cells(bytes: Range<u64>, size: u64, phase: u64) -> impl Iterator<Item = Range<u64>> {
+/// The blocks of one size that a range lies in, if one begins `phase` bytes before it.
+fn split_at_phase(bytes: Range<u64>, size: u64, phase: u64) -> impl Iterator<Item = Range<u64>> {
     let first = bytes.start + size - phase % size;
     let ends = (first..bytes.end.saturating_add(size)).step_by(size as usize);
     ends.map(move |end| end.saturating_sub(size)..end)
@@ -313,36 +268,14 @@ fn grid_cells(bytes: Range<u64>, size: u64, phase: u64) -> impl Iterator<Item = 
 
 #[cfg(test)]
 mod tests {
-    use super::{BufferSize, RequestGrid, grid_cells};
+    use super::split_at_phase;
 
     fn all(start: u64, end: u64, before: u64) -> Vec<(u64, u64)> {
-        grid_cells(start..end, 10, before).map(|range| (range.start, range.end)).collect()
+        split_at_phase(start..end, 10, before).map(|range| (range.start, range.end)).collect()
     }
 
     #[test]
-    fn consecutive_requests_of_any_length_lie_in_one_block_each() {
-        let size = BufferSize::Small.bytes() as u64;
-        for length in [1, 512, 4096, 100_000, 384 << 10, 700_001, size, 3 * size] {
-            for start in [4 * size, 5 * size + 77, 9 * size - 1] {
-                let request = 5 * size + 77..5 * size + 77 + length;
-                let end = start + 10 * size;
-                let blocks: Vec<_> =
-                    RequestGrid::aligned_with(&request, start).blocks(start..end, size).collect();
-                assert!(blocks.iter().all(|block| block.end - block.start <= size));
-                assert!(blocks[0].start <= start && blocks[blocks.len() - 1].end >= end);
-                assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
-                let length = length.min(size);
-                let phase = |block: u64| (block + 100 * size * length - request.start) % length;
-                assert!(
-                    blocks.iter().skip(1).all(|block| phase(block.start) == 0),
-                    "{length} {start}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn cells_begin_at_multiples_of_their_size_from_the_phase() {
+    fn blocks_begin_at_multiples_of_their_size_from_the_phase() {
         assert_eq!(all(40, 60, 0), [(40, 50), (50, 60)]);
         assert_eq!(all(43, 61, 20), [(43, 53), (53, 63)]);
         assert_eq!(all(43, 61, 43), [(40, 50), (50, 60), (60, 70)]);

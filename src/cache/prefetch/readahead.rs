@@ -55,9 +55,6 @@ const STREAM_EXPIRY_READS: u64 = 512;
 /// How much further the kernel may read before a touched page than behind it.
 const FAULT_SLACK_BYTES: u64 = 64 << 10;
 
-/// The window of a resumed stream before it grows for the first time.
-const RESUMED_WINDOW_BYTES: u64 = 4 << 20;
-
 /// What a read is among those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadPattern {
@@ -114,8 +111,6 @@ struct ReadStream {
     next_bound: u64,
     /// The number of its latest read.
     last_read: u64,
-    /// It began in the middle of a tensor whose beginning was delivered.
-    is_resumed: bool,
     /// It began so near before a tensor that it may be what the kernel reads around that tensor's first page.
     is_near_tensor: bool,
     /// The start of the furthest tensor that it entered.
@@ -143,7 +138,7 @@ impl Readahead {
                 ReadPattern { is_random: false, is_fault_around }
             }
             None => {
-                let stream = self.new_stream(range, bounds, delivered);
+                let stream = self.new_stream(range, bounds);
                 let is_fault_around = stream.is_fault_around(stream.end);
                 ReadPattern { is_random: true, is_fault_around }
             }
@@ -164,7 +159,7 @@ impl Readahead {
         let now = self.read_count;
         let (n, is_random) = match self.find_stream(range, delivered) {
             Some(n) => (n, false),
-            None => (self.start_stream(range, bounds, delivered), true),
+            None => (self.start_stream(range, bounds), true),
         };
         let is_touching = self.is_touching();
         let resumes_tensor = is_random && is_rest_of_touched(range, bounds, delivered);
@@ -206,13 +201,8 @@ impl Readahead {
     }
 
     /// Starts a stream with a read, in the place of the oldest if there are enough.
-    fn start_stream(
-        &mut self,
-        range: &Range<u64>,
-        bounds: &ReadBounds,
-        delivered: &DeliveredRanges,
-    ) -> usize {
-        let stream = self.new_stream(range, bounds, delivered);
+    fn start_stream(&mut self, range: &Range<u64>, bounds: &ReadBounds) -> usize {
+        let stream = self.new_stream(range, bounds);
         if self.streams.len() < MAX_STREAMS {
             self.streams.push(stream);
             return self.streams.len() - 1;
@@ -226,22 +216,13 @@ impl Readahead {
         oldest
     }
 
-    fn new_stream(
-        &self,
-        range: &Range<u64>,
-        bounds: &ReadBounds,
-        delivered: &DeliveredRanges,
-    ) -> ReadStream {
+    fn new_stream(&self, range: &Range<u64>, bounds: &ReadBounds) -> ReadStream {
         let (start, end) = (range.start, range.end);
         let tensor = bounds.tensor.as_ref();
         // What lies before the first tensor is read from the start of the file: all of it will be read.
         let tensor = tensor.filter(|_| !is_left_out("bounds"));
         let tensor_bound = tensor.map_or(u64::MAX, |t| t.end.saturating_add(TENSOR_OVERRUN_BYTES));
-        let is_resumed = !is_left_out("resumed")
-            && tensor.is_some_and(|tensor| {
-                delivered.contains(tensor.start) && is_far_from_next(start, tensor)
-            });
-        let may_touch = tensor.is_some() && self.is_touching() && !is_resumed;
+        let may_touch = tensor.is_some() && self.is_touching();
         let (bound, next_bound) = if may_touch {
             ((start + FAULT_AROUND_BYTES).min(tensor_bound), tensor_bound)
         } else {
@@ -253,11 +234,10 @@ impl Readahead {
             start,
             end,
             prefetched_end: end,
-            window: if is_resumed { RESUMED_WINDOW_BYTES } else { 0 },
+            window: 0,
             bound,
             next_bound,
             last_read: self.read_count,
-            is_resumed,
             is_near_tensor: may_touch && tensor.is_some_and(begins_near),
             entered_tensor: None,
         }
@@ -296,7 +276,7 @@ impl ReadStream {
     }
 
     fn is_sequential_to(&self, end: u64) -> bool {
-        self.is_resumed || end > self.start + FAULT_AROUND_BYTES
+        end > self.start + FAULT_AROUND_BYTES
     }
 
     /// Whether what it has read to this end may be what the kernel reads around a touched page.
