@@ -90,7 +90,7 @@ def measure_starts(plain, enabled):
 
 
 def main(*names):
-    results = Results("enabled", whole=not names)
+    results = Results("enabled", names)
     for name in names or ("held", "alone", "start"):
         with machine(has_ballast=name == "held") as measuring:
             folder = Path(os.environ.get("CKPTFS_BENCH_MODELS", measuring.folder))

@@ -122,7 +122,7 @@ def main(*names):
     if unknown := [name for name in names if name not in KINDS]:
         raise SystemExit(f"nothing grows by {unknown[0]!r}; there are: {', '.join(KINDS)}")
     assert os.geteuid() == 0, "dropping caches needs root"
-    results = Results("growth", whole=not names)
+    results = Results("growth", names)
     with tempfile.TemporaryDirectory() as folder:
         for name, grow in KINDS.items():
             if name in names or not names:

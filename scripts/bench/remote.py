@@ -295,7 +295,7 @@ def main(*names):
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(COMPARED | BOUNDED)}")
     assert os.geteuid() == 0, "dropping caches needs root"
     peers = [os.environ["CKPTFS_BENCH_PEERS"]]
-    results = Results("remote", whole=not names)
+    results = Results("remote", names)
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(Path(folder), NoBallast())
         kept = os.environ.get("CKPTFS_BENCH_MODELS")

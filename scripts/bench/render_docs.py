@@ -45,11 +45,15 @@ def results_of(folder):
 
 def origin(results):
     machine = results["machine"]
-    counts = sorted({len(row["runs"]) for rows in results["tables"].values() for row in rows})
+    rows = [row for rows in results["tables"].values() for row in rows]
+    counts = sorted({len(row["runs"]) for row in rows})
     runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     text = (f"`{results['command']}`, {runs}; {machine['cores']} cores, {machine['memory_gb']} GB, "
             f"{machine['filesystem']}, Linux {machine['kernel']}; {versions}.")  # fmt: skip
+    for command in dict.fromkeys(row["command"] for row in rows if "command" in row):
+        names = ", ".join(f"*{' '.join(row['row'])}*" for row in rows if row.get("command") == command)
+        text += f" For {names}: `{command}`."
     return "\n".join(textwrap.wrap(text, 110, break_on_hyphens=False))
 
 

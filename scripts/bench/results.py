@@ -5,6 +5,8 @@ will stand there.
 
     {"command": "…", "machine": {…}, "tables": {NAME: [{"row": ["…"], "runs": [{"…": 0.1}]}]}}
 
+A row that was measured again, with another number of runs, has a command of its own.
+
 Results of less than the whole model (SIZE) or of another program (CKPTFS) are kept only where CKPTFS_BENCH_RESULTS
 names a folder for them.
 """
@@ -44,26 +46,30 @@ def machine():
 
 
 class Results:
-    """The results of a part. With `whole` they replace all that the file had; else the rows that it has too."""
+    """The results of a part. They replace all that the file had; if cases are named, only the rows that it has too."""
 
-    def __init__(self, part, whole=True):
+    def __init__(self, part, cases=()):
         self.printed = None
         settings = [f"{name}={shlex.quote(os.environ[name])}" for name in SETTINGS if name in os.environ]
-        self.found = {"command": " ".join([*settings, "scripts/bench/run", part]), "machine": machine(), "tables": {}}
+        whole = [*settings, "scripts/bench/run", part]
+        self.found = {"command": " ".join(whole), "machine": machine(), "tables": {}}
+        self.row_command = {}
         folder = results_folder()
         self.file = folder / f"{part}.json" if folder else None
-        if self.file and not whole and self.file.exists():
+        if self.file and cases and self.file.exists():
             before = json.loads(self.file.read_text())
-            for key in ("command", "machine"):
-                if before[key] != self.found[key]:
-                    raise SystemExit(f"{self.file} has results of another {key}: measure all of it, or let "
-                                     "CKPTFS_BENCH_RESULTS name another folder")  # fmt: skip
+            if before["machine"] != self.found["machine"]:
+                raise SystemExit(f"{self.file} has results of another machine: measure all of it, or let "
+                                 "CKPTFS_BENCH_RESULTS name another folder")  # fmt: skip
+            if before["command"] != self.found["command"]:
+                self.row_command = {"command": " ".join([*whole, *map(shlex.quote, cases)])}
             self.found = before
 
     def add(self, table, row, runs):
         """Adds a row with its runs, each a dictionary of numbers. It is printed, and in the file, when this returns."""
         rows = self.found["tables"].setdefault(table, [])
         new = {"row": list(row), "runs": [{key: round_number(value) for key, value in run.items()} for run in runs]}
+        new |= self.row_command
         places = [n for n, old in enumerate(rows) if old["row"] == new["row"]]
         if places:
             rows[places[0]] = new

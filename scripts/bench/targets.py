@@ -349,7 +349,7 @@ CASES = {
 def main(*names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
-    results = Results("targets", whole=not names)
+    results = Results("targets", names)
     with machine(has_ballast=False) as bench_machine:
         bench = Bench(bench_machine, Models(os.environ.get("CKPTFS_BENCH_MODELS", bench_machine.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:

@@ -164,7 +164,7 @@ deltas = "auto"
 
 def main(*encodings):
     """Measures all encodings, or these."""
-    results = Results("versions", whole=not encodings)
+    results = Results("versions", encodings)
     encodings = encodings or ("xor", "overwrite")
     with machine() as measuring:
         folder, local = measuring.folder, measuring.folder / "local"

@@ -218,6 +218,16 @@ def test_a_target_must_be_met_with_a_ballast_and_without(page):
     assert f"{line} 0.7 |" in page.read_text().splitlines()
 
 
+@pytest.mark.parametrize(("held", "outcome"), [(0.9, "1, out of reach"), (1.3, "1, missed")])
+def test_a_target_is_out_of_reach_if_the_ideal_misses_it_wherever_it_is_missed(page, held, outcome):
+    """A daemon that answers constant bytes takes half as long with the ballast, and 1.2 times as long without."""
+    runs = [{"mount": held, "ext4": 1.0, "constant": 0.5, "ballast": 1}, {"mount": 1.3, "ext4": 1.0, "constant": 1.2, "ballast": 0}]
+    add(page, results("targets", targets=[{"row": ["cached, mapped, again"], "runs": runs}]))
+    render_docs.write(page, folder_of(page))
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith("| cached, mapped, again")]
+    assert line.endswith(f"| 0.50, 1.20 | {outcome} |  |")
+
+
 def test_growth_is_an_exponent_from_the_row_before(page):
     rows = [
         {"row": [f"{count:,}"], "runs": [{"count": count, "seconds": seconds, "cpu": 0.5, "peak": 10_000_000}]}
@@ -239,17 +249,34 @@ def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
     kept.add("targets", ["random order"], [{"mount": 1.0000004, "ext4": 2}])
     found = json.loads((tmp_path / "targets.json").read_text())
     assert found == results("targets", targets=[{"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 2}]}])
-    kept = bench_results.Results("targets", whole=False)
+    kept = bench_results.Results("targets", ["load_file", "random order"])
     kept.add("targets", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
     kept.add("targets", ["random order"], [{"mount": 5.0, "ext4": 2.0}])
     rows = json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]
     assert [(each["row"], each["runs"][0]["mount"]) for each in rows] == [(["load_file"], 1.0), (["random order"], 5.0)]
     assert "| load_file | mount 1.00 s | ext4 2.00 s | 0.50 (0.50 to 0.50) |  |  | 0.9 | 0.7 |" in capsys.readouterr().out
-    monkeypatch.setenv("RUNS", "4")
-    with pytest.raises(SystemExit, match="results of another command"):
-        bench_results.Results("targets", whole=False)
+    monkeypatch.setattr(bench_results, "machine", lambda: MACHINE | {"cores": 64})
+    with pytest.raises(SystemExit, match="results of another machine"):
+        bench_results.Results("targets", ["load_file"])
     bench_results.Results("targets").add("targets", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
     assert len(json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]) == 1
+
+
+def test_a_row_that_was_measured_with_more_runs_names_its_command(monkeypatch, page):
+    monkeypatch.setenv("CKPTFS_BENCH_RESULTS", str(folder_of(page)))
+    monkeypatch.setattr(bench_results, "machine", lambda: MACHINE)
+    for setting in ("RUNS", "SIZE"):
+        monkeypatch.delenv(setting, raising=False)
+    kept = bench_results.Results("targets")
+    for row in ("load_file", "random order"):
+        kept.add("targets", [row], [{"mount": 1.0, "ext4": 2.0}])
+    monkeypatch.setenv("RUNS", "4")
+    kept = bench_results.Results("targets", ["random order"])
+    kept.add("targets", ["random order"], [{"mount": 1.0, "ext4": 2.0}] * 4)
+    render_docs.write(page, folder_of(page))
+    text = " ".join(page.read_text().split())
+    assert "`scripts/bench/run targets`, 1 to 4 runs" in text
+    assert "For *random order*: `RUNS=4 scripts/bench/run targets 'random order'`." in text
 
 
 def test_compared_programs_take_turns():
