@@ -45,6 +45,12 @@ def machine():
     }  # fmt: skip
 
 
+def select_shared(results):
+    """What all rows of one file share: the machine, and the command but for its number of runs."""
+    words = [word for word in shlex.split(results["command"]) if not word.startswith("RUNS=")]
+    return {"command": words, "machine": results["machine"]}
+
+
 class Results:
     """The results of a part. They replace all that the file had; if cases are named, only the rows that it has too."""
 
@@ -58,9 +64,11 @@ class Results:
         self.file = folder / f"{part}.json" if folder else None
         if self.file and cases and self.file.exists():
             before = json.loads(self.file.read_text())
-            if before["machine"] != self.found["machine"]:
-                raise SystemExit(f"{self.file} has results of another machine: measure all of it, or let "
-                                 "CKPTFS_BENCH_RESULTS name another folder")  # fmt: skip
+            found = select_shared(self.found)
+            for key, value in select_shared(before).items():
+                if found[key] != value:
+                    raise SystemExit(f"{self.file} has results of another {key}: measure all of it, or let "
+                                     "CKPTFS_BENCH_RESULTS name another folder")  # fmt: skip
             if before["command"] != self.found["command"]:
                 self.row_command = {"command": " ".join([*whole, *map(shlex.quote, cases)])}
             self.found = before

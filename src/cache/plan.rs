@@ -228,8 +228,7 @@ impl BlockSizes {
         }
     }
 
-    /// Splits a range so that each part lies in one block. Exact blocks begin with the range, others at multiples of their
-    /// size.
+    /// Splits a range into parts of one block each. Exact blocks begin with the range, others at multiples of their size.
     fn split(&self, bytes: Range<u64>, reply_offset: usize) -> impl Iterator<Item = SourceRange> {
         let BlockSizes { source, source_bytes, max_block_bytes, window_bytes } = *self;
         let is_exact = matches!(source, BlockSource::File(_))

@@ -255,6 +255,10 @@ def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
     rows = json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]
     assert [(each["row"], each["runs"][0]["mount"]) for each in rows] == [(["load_file"], 1.0), (["random order"], 5.0)]
     assert "| load_file | mount 1.00 s | ext4 2.00 s | 0.50 (0.50 to 0.50) |  |  | 0.9 | 0.7 |" in capsys.readouterr().out
+    with monkeypatch.context() as context:
+        context.setenv("SIZE", "0.1")
+        with pytest.raises(SystemExit, match="results of another command"):
+            bench_results.Results("targets", ["load_file"])
     monkeypatch.setattr(bench_results, "machine", lambda: MACHINE | {"cores": 64})
     with pytest.raises(SystemExit, match="results of another machine"):
         bench_results.Results("targets", ["load_file"])
