@@ -12,10 +12,12 @@ mod common;
 use std::fs;
 use std::io::{Write, stderr};
 use std::num::NonZeroUsize;
+use std::sync::Mutex;
 
 use ckptfs::checkpoint::Tensor;
 use ckptfs::cuda::{self, DeviceLoader};
-use ckptfs::loader::{LoadOptions, OpenCheckpoint};
+use ckptfs::loader::{LoadOptions, LoadReport, OpenCheckpoint};
+use common::casts::{checkpoint_of_casts, expected_cast_bytes, open_cast};
 use common::samples::all_samples;
 use cudarc::driver::CudaContext;
 
@@ -27,6 +29,12 @@ const TIMES: usize = 20;
 
 /// Bytes that allocators keep or give back by themselves: less than one load of all samples.
 const NOISE_BYTES: u64 = 16 << 20;
+
+/// Values of each large type that are cast, beside special ones.
+const CAST_VALUES: usize = 3_000_000;
+
+/// One test at a time counts and takes memory.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Memory and descriptors of the process, and free memory of the device.
 #[derive(Debug)]
@@ -45,7 +53,18 @@ fn held(context: &CudaContext) -> Held {
     Held { memory: memory << 10, descriptors, free }
 }
 
-fn load(opened: &OpenCheckpoint, loader: &DeviceLoader) -> u64 {
+/// Whether there is a device. Says so if there is none.
+fn has_device() -> bool {
+    let has_device = cuda::device_count().is_ok_and(|count| count > 0);
+    if !has_device {
+        // Written past the test runner's capture: a skipped check must not look like a passed one.
+        let mut out = stderr();
+        writeln!(out, "skipped: there is no CUDA device here").unwrap();
+    }
+    has_device
+}
+
+fn load(opened: &OpenCheckpoint, loader: &DeviceLoader) -> LoadReport {
     let tensors: Vec<(&OpenCheckpoint, &Tensor)> =
         opened.tensors().iter().map(|tensor| (opened, tensor)).collect();
     let (loaded, report) = loader.load(&tensors, 0).unwrap();
@@ -53,14 +72,13 @@ fn load(opened: &OpenCheckpoint, loader: &DeviceLoader) -> u64 {
         let expected = opened.load(tensor).unwrap();
         assert!(*memory.to_host().unwrap() == *expected, "{}", tensor.name);
     }
-    report.bytes
+    report
 }
 
 #[test]
 fn every_format_gets_there_and_nothing_is_left() {
-    if !cuda::device_count().is_ok_and(|count| count > 0) {
-        // Written past the test runner's capture: a skipped check must not look like a passed one.
-        writeln!(stderr(), "skipped: there is no CUDA device here").unwrap();
+    let _alone = ONE_AT_A_TIME.lock();
+    if !has_device() {
         return;
     }
     let context = CudaContext::new(0).unwrap();
@@ -72,7 +90,7 @@ fn every_format_gets_there_and_nothing_is_left() {
             for threads in [1, 4] {
                 let options =
                     LoadOptions { threads: NonZeroUsize::new(threads), ..LoadOptions::default() };
-                bytes += load(&options.open(path).unwrap(), &loader);
+                bytes += load(&options.open(path).unwrap(), &loader).bytes;
             }
         }
         bytes
@@ -88,4 +106,16 @@ fn every_format_gets_there_and_nothing_is_left() {
     assert_eq!(after.descriptors, before.descriptors);
     assert!(after.memory <= before.memory + NOISE_BYTES, "{before:?} {after:?}");
     assert!(after.free + NOISE_BYTES >= before.free, "{before:?} {after:?}");
+}
+
+#[test]
+fn a_device_casts_to_the_same_bits() {
+    let _alone = ONE_AT_A_TIME.lock();
+    if !has_device() {
+        return;
+    }
+    let (_folder, path) = checkpoint_of_casts(CAST_VALUES);
+    let opened = open_cast(&path);
+    let report = load(&opened, &DeviceLoader::new(8 * CHUNK_BYTES));
+    assert_eq!(report.device_cast, expected_cast_bytes(&opened)[0], "{report:?}");
 }

@@ -115,6 +115,23 @@ def _(context):
             assert_same(load_file(path, context.device, dtype=kind, **options), cast, context.device)
 
 
+@check("views: casts on the device")
+def _(context):
+    path = context.folder / "views.safetensors"
+    kinds = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn
+    save_file({str(kind): any_bits(random.Random(n), kind, 1_500_001) for n, kind in enumerate(kinds)}, path)
+    for kind in "float64", "float32", "float16", "bfloat16":
+        views = {"cast": [{"tensors": "*", "to": kind}]}
+        expected = load_file(path, views=views)
+        cast_bytes = sum(tensor.nbytes for name, tensor in expected.items() if name != f"torch.{kind}")
+        for _ in range(context.repeats):
+            assert_same(load_file(path, context.device, views=views), expected, context.device)
+            report = ckptfs.last_report()
+            assert report.cast == cast_bytes, report
+            assert report.device_cast == (cast_bytes if context.is_gpu else 0), report
+    return repr(report)
+
+
 @check("a file that is cut short is an error, and nothing is left of it")
 def _(context):
     path = context.folder / "cut.safetensors"

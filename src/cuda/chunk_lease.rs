@@ -54,6 +54,9 @@ impl PendingCopies {
 
 /// A chunk that pieces are copied out of.
 pub trait StagingChunk: Chunk<Fault = CudaError> {
+    /// The address by which the device of a stream reads the chunk.
+    fn device_address(&mut self, stream: &CudaStream) -> Result<u64, CudaError>;
+
     /// The copies out of the chunk.
     fn pending_copies(&mut self) -> &mut PendingCopies;
 
@@ -95,7 +98,7 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         self.chunk.as_mut()
     }
 
-    /// Queues copies of the pieces out of the chunk, and records events behind them. The chunk holds the file's
+    /// Queues copies or casts of the pieces out of the chunk, and records events behind them. The chunk holds the file's
     /// bytes from the offset `start` on.
     ///
     /// # Safety
@@ -105,18 +108,23 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
     pub unsafe fn copy_out(
         mut self,
         start: u64,
-        pieces: &[(u64, DeviceDestination)],
+        pieces: &[(u64, DeviceDestination<'_>)],
         streams: &[Arc<CudaStream>],
     ) -> Result<(), CudaError> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
-        let allocation_end = |piece: &DeviceDestination| {
+        let allocation_end = |piece: &DeviceDestination<'_>| {
             streams[piece.stream].device().allocation_end(piece.address)
         };
         let copied = merge_adjacent(pieces, allocation_end).try_for_each(|(offset, piece)| {
-            let DeviceDestination { stream, address, len } = piece;
-            let in_chunk = (offset - start) as usize;
-            // SAFETY: the caller guarantees the addresses; the chunk is not filled before the events recorded below.
-            unsafe { chunk.copy_to(in_chunk, len as usize, &streams[stream], address) }
+            let DeviceDestination { stream, address, len, cast } = piece;
+            let (stream, in_chunk) = (&streams[stream], offset - start);
+            let Some(kernel) = cast else {
+                // SAFETY: the caller guarantees the addresses; the chunk is not filled before the events recorded below.
+                return unsafe { chunk.copy_to(in_chunk as usize, len as usize, stream, address) };
+            };
+            let from = chunk.device_address(stream)? + in_chunk;
+            // SAFETY: as above; the address is that of the chunk, which has these bytes.
+            unsafe { kernel.launch(stream, from, len, address) }
         });
         // Also where one copy failed: those before it are queued.
         let is_used = |stream: &usize| pieces.iter().any(|(_, piece)| piece.stream == *stream);

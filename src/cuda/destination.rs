@@ -2,25 +2,45 @@
 
 use crate::virtual_file::Target;
 
+use super::cast_kernel::CastKernel;
+
 /// A range of memory on the device of one stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceDestination {
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceDestination<'a> {
     /// The index of the stream, among those of the load, that copies there.
     pub stream: usize,
     /// The address on the device.
     pub address: u64,
-    /// The number of bytes.
+    /// The number of bytes that go there, before the cast.
     pub len: u64,
+    /// The cast of these bytes.
+    pub cast: Option<&'a CastKernel>,
 }
 
-impl Target for DeviceDestination {
+impl DeviceDestination<'_> {
+    /// The number of bytes on the device that `len` bytes become.
+    fn output_bytes(&self, len: u64) -> u64 {
+        self.cast.map_or(len, |kernel| kernel.output_bytes(len))
+    }
+
+    /// The end address on the device; `None` if there is none.
+    fn end(&self) -> Option<u64> {
+        self.address.checked_add(self.output_bytes(self.len))
+    }
+
+    fn has_cast_of(&self, other: &DeviceDestination<'_>) -> bool {
+        self.cast.map(std::ptr::from_ref) == other.cast.map(std::ptr::from_ref)
+    }
+}
+
+impl Target for DeviceDestination<'_> {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn split(self, at: u64) -> (Self, Self) {
-        let DeviceDestination { stream, address, len } = self;
-        let rest = DeviceDestination { stream, address: address + at, len: len - at };
+        let address = self.address + self.output_bytes(at);
+        let rest = DeviceDestination { address, len: self.len - at, ..self };
         (DeviceDestination { len: at, ..self }, rest)
     }
 }
@@ -28,23 +48,24 @@ impl Target for DeviceDestination {
 /// Merges pieces that are adjacent both in the file and on the device into one copy, within one allocation. Small tensors
 /// in the order of the file are then few copies. `allocation_end` returns the end address of the allocation that holds a
 /// piece: drivers refuse a copy that spans two.
-pub fn merge_adjacent(
-    pieces: &[(u64, DeviceDestination)],
-    allocation_end: impl Fn(&DeviceDestination) -> u64,
-) -> impl Iterator<Item = (u64, DeviceDestination)> {
+pub fn merge_adjacent<'a>(
+    pieces: &[(u64, DeviceDestination<'a>)],
+    allocation_end: impl Fn(&DeviceDestination<'a>) -> u64,
+) -> impl Iterator<Item = (u64, DeviceDestination<'a>)> {
     let mut rest = pieces;
     std::iter::from_fn(move || {
         let (&(offset, first), others) = rest.split_first()?;
         let mut max_end = None;
-        let mut fits = |next: &DeviceDestination| {
+        let mut fits = |next: &DeviceDestination<'a>| {
             let max_end = *max_end.get_or_insert_with(|| allocation_end(&first));
-            next.address.checked_add(next.len).is_some_and(|end| end <= max_end)
+            next.end().is_some_and(|end| end <= max_end)
         };
         let (mut merged, mut count) = (first, 0);
         for (next_offset, next) in others {
             let follows_in_file = offset.checked_add(merged.len) == Some(*next_offset);
-            let follows = merged.address.checked_add(merged.len) == Some(next.address);
-            if next.stream != merged.stream || !follows_in_file || !follows || !fits(next) {
+            let follows = merged.end() == Some(next.address);
+            let is_alike = next.stream == merged.stream && next.has_cast_of(&merged);
+            if !is_alike || !follows_in_file || !follows || !fits(next) {
                 break;
             }
             merged.len += next.len;
@@ -59,11 +80,11 @@ pub fn merge_adjacent(
 mod tests {
     use super::*;
 
-    fn piece(offset: u64, address: u64, len: u64) -> (u64, DeviceDestination) {
-        (offset, DeviceDestination { stream: 0, address, len })
+    fn piece(offset: u64, address: u64, len: u64) -> (u64, DeviceDestination<'static>) {
+        (offset, DeviceDestination { stream: 0, address, len, cast: None })
     }
 
-    fn merged(pieces: &[(u64, DeviceDestination)], end: u64) -> Vec<(u64, u64, u64)> {
+    fn merged(pieces: &[(u64, DeviceDestination<'_>)], end: u64) -> Vec<(u64, u64, u64)> {
         let copies =
             merge_adjacent(pieces, |first| if first.address < end { end } else { u64::MAX });
         copies.map(|(offset, copy)| (offset, copy.address, copy.len)).collect()

@@ -17,6 +17,10 @@ use super::error::CudaError;
 use super::ring::Chunk;
 use super::stream::CudaStream;
 
+/// All contexts can use the memory, and devices see it.
+pub const HOST_ALLOC_FLAGS: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+const REGISTER_FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+
 /// Memory of the host that devices copy from by themselves. It must be freed, or stays for good.
 #[derive(Debug)]
 enum PinnedMemory {
@@ -36,9 +40,9 @@ impl PinnedMemory {
         // Before Linux 5.14 this fails, and the driver populates the pages when it registers them.
         let _ = map.advise(Advice::PopulateWrite);
         let _context = device.enter().ok()?;
-        let (start, flags) = (map.as_mut_ptr().cast(), sys::CU_MEMHOSTREGISTER_PORTABLE);
+        let start = map.as_mut_ptr().cast();
         // SAFETY: the memory belongs to the map, which is kept until it is no longer registered.
-        unsafe { sys::cuMemHostRegister_v2(start, len, flags) }.result().ok()?;
+        unsafe { sys::cuMemHostRegister_v2(start, len, REGISTER_FLAGS) }.result().ok()?;
         Some(PinnedMemory::Registered(ManuallyDrop::new(map)))
     }
 
@@ -46,7 +50,7 @@ impl PinnedMemory {
     fn allocate(device: &Arc<Device>, len: usize) -> Result<PinnedMemory, CudaError> {
         let _context = device.enter()?;
         // SAFETY: the allocation belongs to the returned value alone.
-        let allocated = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let allocated = unsafe { result::malloc_host(len, HOST_ALLOC_FLAGS) };
         let address = allocated.map_err(|e| CudaError::PinnedMemory {
             ordinal: device.ordinal(),
             why: error_text(e),
@@ -118,6 +122,17 @@ impl PinnedChunk {
 }
 
 impl StagingChunk for PinnedChunk {
+    fn device_address(&mut self, stream: &CudaStream) -> Result<u64, CudaError> {
+        let device = stream.device();
+        let _context = device.enter()?;
+        let (host, mut address) = (self.memory.bytes().as_mut_ptr(), 0);
+        // SAFETY: the memory is pinned so that devices see it, and the driver writes an address there.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, host.cast(), 0) }
+            .result()
+            .map_err(|e| device.driver_error("cuMemHostGetDevicePointer", e))?;
+        Ok(address)
+    }
+
     fn pending_copies(&mut self) -> &mut PendingCopies {
         &mut self.pending_copies
     }

@@ -4,6 +4,8 @@
 //! it on a stream of its own. Where it can, storage writes to the device instead. The driver is loaded at the first
 //! use: without one, a load fails with [`CudaError::NoDriver`].
 
+mod cast_kernel;
+mod cast_ptx;
 mod chunk_lease;
 mod cufile;
 mod destination;
@@ -26,9 +28,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use crate::checkpoint::Tensor;
-use crate::loader::{self, BUFFER_BYTES, LoadReport, OpenCheckpoint};
+use crate::loader::{self, BUFFER_BYTES, LoadReport, OpenCheckpoint, SinkRequest};
 use crate::threads::lock;
 
+use cast_kernel::CastKernels;
 use destination::DeviceDestination;
 pub use driver::{Device, device_count, is_available};
 pub use error::CudaError;
@@ -67,6 +70,8 @@ pub struct DeviceLoader {
     /// Chunks of pinned memory. Dropped before the streams: each waits for the copies out of it.
     ring: Ring<PinnedChunk>,
     gds: GdsState,
+    /// Dropped before the devices, after the chunks whose casts may be queued.
+    kernels: CastKernels,
     /// Streams that no load uses.
     streams: Mutex<Vec<Arc<CudaStream>>>,
     /// Devices that are open, by number.
@@ -79,6 +84,7 @@ impl DeviceLoader {
         DeviceLoader {
             ring: Ring::new(chunk_count(pinned)),
             gds: GdsState::default(),
+            kernels: CastKernels::default(),
             streams: Mutex::default(),
             devices: Mutex::default(),
         }
@@ -186,7 +192,7 @@ impl DeviceLoader {
         threads: Option<usize>,
     ) -> Result<LoadReport, CudaError> {
         let mut lease = StreamLease { loader: self, streams: Vec::new(), is_complete: false };
-        let mut targets = Vec::new();
+        let mut places = Vec::new();
         for DeviceLoadRequest { checkpoint, tensor, device, address } in requests {
             let is_of_device = |stream: &Arc<CudaStream>| stream.device().ordinal() == device;
             let stream = match lease.streams.iter().position(is_of_device) {
@@ -196,9 +202,22 @@ impl DeviceLoader {
                     lease.streams.len() - 1
                 }
             };
-            let len = tensor.bytes.len();
-            targets.push((checkpoint, tensor, DeviceDestination { stream, address, len }));
+            let kernel = self.kernels.find(lease.streams[stream].device(), &tensor.bytes);
+            places.push((checkpoint, tensor, stream, address, kernel));
         }
+        let cast_len = |(_, tensor, _, _, kernel): &(_, &Tensor, _, _, Option<_>)| {
+            kernel.is_some().then_some(tensor.bytes.len())
+        };
+        let cast_bytes: u64 = places.iter().filter_map(cast_len).sum();
+        let sink_requests =
+            places.iter().map(|&(checkpoint, tensor, stream, address, ref kernel)| {
+                let (cast, bytes) = match kernel {
+                    Some((kernel, bytes)) => (Some(&**kernel), *bytes),
+                    None => (None, &tensor.bytes),
+                };
+                let target = DeviceDestination { stream, address, len: bytes.len(), cast };
+                SinkRequest { checkpoint, tensor, bytes, target }
+            });
         for (stream, user) in pairs_by_device(&lease.streams, users) {
             stream.wait_event(&user.record_event()?)?;
         }
@@ -209,11 +228,12 @@ impl DeviceLoader {
             gds: GdsLoad::new(&self.gds),
             numa: NumaAffinity::for_devices(buses),
         };
-        let report = loader::load_with_sink(targets, &sink, stop, threads)?;
+        let report = loader::load_with_sink(sink_requests, &sink, stop, threads)?;
         order_users_after(&lease.streams, users)?;
         let without_gpudirect = sink.gds.reason();
         lease.is_complete = true;
-        Ok(LoadReport { without_gpudirect, ..report })
+        let cast = report.cast + cast_bytes;
+        Ok(LoadReport { without_gpudirect, cast, device_cast: cast_bytes, ..report })
     }
 
     /// Frees idle pinned memory until at most `pinned` bytes remain, and the idle chunks of GPUDirect Storage.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -103,6 +104,25 @@ impl CudaStream {
         // SAFETY: the caller guarantees both addresses.
         unsafe { result::memcpy_dtod_async(to, from, len, self.stream.0) }
             .map_err(|e| self.device.driver_error("cuMemcpyDtoDAsync", e))
+    }
+
+    /// Queues a kernel.
+    ///
+    /// # Safety
+    ///
+    /// It must be a kernel of this device that takes these parameters. What it reads and writes must stay until it is done.
+    pub(super) unsafe fn launch(
+        &self,
+        kernel: DriverHandle<sys::CUfunction>,
+        block_count: u32,
+        threads_per_block: u32,
+        params: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let _context = self.device.enter()?;
+        let (grid, block) = ((block_count, 1, 1), (threads_per_block, 1, 1));
+        // SAFETY: the caller guarantees the kernel, its parameters and the memory.
+        unsafe { result::launch_kernel(kernel.0, grid, block, 0, self.stream.0, params) }
+            .map_err(|e| self.device.driver_error("cuLaunchKernel", e))
     }
 }
 

@@ -9,9 +9,7 @@ use cudarc::driver::{result, sys};
 
 use super::driver::{Device, DriverHandle};
 use super::error::CudaError;
-
-/// All contexts can use the memory, and devices see it.
-const HOST_ALLOC_FLAGS: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+use super::memory::HOST_ALLOC_FLAGS;
 
 /// Memory of the host that a device sees.
 #[derive(Debug)]

@@ -51,8 +51,10 @@ pub struct LoadReport {
     pub disk_cached: u64,
     /// Bytes that are strided or byte-swapped in files of this machine, or changed by deltas.
     pub gathered: u64,
-    /// Bytes that were cast from another type, which are among the gathered ones.
+    /// Bytes of tensors that were cast from another type.
     pub cast: u64,
+    /// Those of them that a device cast.
+    pub device_cast: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
     /// Why bytes were not read from the sources themselves, and of how many tensors.
@@ -127,6 +129,7 @@ impl LoadReport {
             disk_cached,
             gathered,
             cast,
+            device_cast,
             memory,
             fallbacks,
             without_gpudirect,
@@ -142,6 +145,7 @@ impl LoadReport {
         self.disk_cached += disk_cached;
         self.gathered += gathered;
         self.cast += cast;
+        self.device_cast += device_cast;
         self.memory += memory;
         for (reason, tensors) in fallbacks {
             *self.fallbacks.entry(reason.clone()).or_default() += tensors;

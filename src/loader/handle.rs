@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor};
+use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor, TensorBytes};
 use crate::source::FileReader;
 use crate::virtual_file::{
     PlanItem, SplitPolicy, Target, VirtualFile, VirtualFileReader, plan_jobs,
@@ -340,14 +340,26 @@ pub fn load_many<'a>(
         return Ok(LoadReport::default());
     };
     let sink = &checkpoint.buffers;
-    let requests =
-        requests.map(|LoadRequest { checkpoint, tensor, target }| (checkpoint, tensor, target));
+    let requests = requests.map(|LoadRequest { checkpoint, tensor, target }| {
+        let bytes = &tensor.bytes;
+        SinkRequest { checkpoint, tensor, bytes, target }
+    });
     load_with_sink(requests, sink, stop, threads)
+}
+
+/// A tensor to load through a sink, and its target.
+pub struct SinkRequest<'a, T> {
+    pub checkpoint: &'a OpenCheckpoint,
+    pub tensor: &'a Tensor,
+    /// The bytes of the tensor, or of its values before a cast that the sink does.
+    pub bytes: &'a TensorBytes,
+    /// As long as the bytes.
+    pub target: T,
 }
 
 /// Like [`load_many`], through a sink that knows the targets.
 pub fn load_with_sink<'a, T: Target + Send>(
-    requests: impl IntoIterator<Item = (&'a OpenCheckpoint, &'a Tensor, T)>,
+    requests: impl IntoIterator<Item = SinkRequest<'a, T>>,
     sink: &impl Sink<T>,
     stop: &AtomicBool,
     threads: Option<usize>,
@@ -355,9 +367,9 @@ pub fn load_with_sink<'a, T: Target + Send>(
     let started = Instant::now();
     let mut checkpoints: Vec<(&OpenCheckpoint, usize)> = Vec::new();
     let mut numbers = HashMap::new();
-    let (mut items, mut bytes) = (Vec::new(), 0);
-    for (checkpoint, tensor, target) in requests {
-        let (needed, provided) = (tensor.bytes.len(), target.len());
+    let (mut items, mut total_bytes) = (Vec::new(), 0);
+    for SinkRequest { checkpoint, tensor, bytes, target } in requests {
+        let (needed, provided) = (bytes.len(), target.len());
         if needed != provided {
             let (path, name) = (checkpoint.path.clone(), tensor.name.to_string());
             return Err(LoadError::TargetLength { path, name, needed, provided });
@@ -366,9 +378,9 @@ pub fn load_with_sink<'a, T: Target + Send>(
             checkpoints.push((checkpoint, 0));
             checkpoints.len() - 1
         });
-        bytes += needed;
+        total_bytes += tensor.bytes.len();
         checkpoints[number].1 += 1;
-        items.push(PlanItem { checkpoint: number, bytes: &tensor.bytes, offset: 0, target });
+        items.push(PlanItem { checkpoint: number, bytes, offset: 0, target });
     }
     let Some((first, _)) = checkpoints.first() else { return Ok(LoadReport::default()) };
     let context = LoadContext { concurrency: first.concurrency.with_threads(threads), sink, stop };
@@ -377,7 +389,7 @@ pub fn load_with_sink<'a, T: Target + Send>(
     let policy = |number: usize| split_policy(checkpoints[number].0.is_remote(), sink);
     execute(&sources, plan_jobs(items, policy), &context)?;
     let seconds = started.elapsed().as_secs_f64();
-    let mut report = LoadReport { bytes, seconds, ..LoadReport::default() };
+    let mut report = LoadReport { bytes: total_bytes, seconds, ..LoadReport::default() };
     for ((checkpoint, tensors), source) in checkpoints.into_iter().zip(sources) {
         report.add_checkpoint(tensors, &source.tally, checkpoint.route.fallback());
     }

@@ -32,9 +32,9 @@ mod stream;
 
 pub use error::LoadError;
 pub use execute::LoadReport;
-#[cfg(feature = "cuda")]
-pub(crate) use handle::load_with_sink;
 pub use handle::{LoadRequest, OpenCheckpoint, Route, load_many, load_many_owned};
+#[cfg(feature = "cuda")]
+pub(crate) use handle::{SinkRequest, load_with_sink};
 pub use memory::{MapRefusal, MappedTensor, TensorBuffer};
 pub use open::{LoadOptions, LoadRecipe, open};
 #[cfg(feature = "cuda")]

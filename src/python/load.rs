@@ -39,6 +39,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             disk_cached,
             gathered,
             cast,
+            device_cast,
             memory,
             fallbacks,
             without_gpudirect,
@@ -57,6 +58,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             ("disk_cached", disk_cached),
             ("gathered", gathered),
             ("cast", cast),
+            ("device_cast", device_cast),
             ("memory", memory),
         ];
         for (name, bytes) in bytes.into_iter().filter(|(_, bytes)| *bytes > 0) {

@@ -26,7 +26,7 @@ pub fn assert_clean(report: &Value) {
     for what in ["device", "pinned"] {
         assert_eq!(report["allocated"][what]["count"], 0, "{what}: {report}");
     }
-    for what in ["streams", "events", "contexts"] {
+    for what in ["streams", "events", "modules", "contexts"] {
         assert_eq!(report["allocated"][what], 0, "{what}: {report}");
     }
     assert_eq!(

@@ -6,6 +6,8 @@
 
 pub mod bombs;
 #[cfg(feature = "cuda")]
+pub mod casts;
+#[cfg(feature = "cuda")]
 mod child;
 pub mod command;
 #[cfg(feature = "cuda")]

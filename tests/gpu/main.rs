@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod casts_on_devices;
 mod finds_the_cuda_driver;
 mod gpudirect_reads;
 mod loads_to_devices;

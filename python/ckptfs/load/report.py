@@ -22,7 +22,7 @@ class Report:
     `gpudirect`: bytes that storage wrote to a device by itself. `without_gpudirect`: why it did not write all.
     `remote`, `disk_cached`: bytes that stores sent, and those of stores that the cache on disk had.
     `gathered`, `memory`: bytes put together from pieces, and bytes that were in memory already.
-    `cast`: bytes, among the gathered ones, that a recipe cast from another type.
+    `cast`, `device_cast`: bytes of tensors that a recipe cast from another type, and those that a device cast.
     `mapped`, `received`: bytes that are used where they lie, unread, and bytes that other ranks read.
     `fallbacks`: what was done otherwise than requested, and for how many tensors.
     `notes`: what was chosen from a directory or a pickle, and what was left out.
@@ -33,7 +33,8 @@ class Report:
     """
 
     # Zeros are attributes of the class: small files are loaded by the thousand.
-    tensors = bytes = mapped = cached = direct = gpudirect = buffered = remote = disk_cached = gathered = cast = memory = received = 0
+    tensors = bytes = mapped = cached = direct = gpudirect = buffered = remote = disk_cached = 0
+    gathered = cast = device_cast = memory = received = 0
     seconds = 0.0
     without_gpudirect = None
     notes = ()
@@ -53,7 +54,7 @@ class Report:
 
     def __repr__(self):
         names = ("mapped", "cached", "direct", "gpudirect", "buffered", "remote", "disk_cached", "gathered", "cast",
-                 "memory", "received")
+                 "device_cast", "memory", "received")
         read = ", ".join(f"{name} {getattr(self, name):,}" for name in names if getattr(self, name))
         reasons = f"; {self.without_gpudirect}" if self.without_gpudirect else ""
         reasons += "".join(f"; {reason} ({count})" for reason, count in self.fallbacks.items())
@@ -80,7 +81,7 @@ class Report:
 
 
 _NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "gpudirect", "buffered", "remote", "disk_cached",
-            "gathered", "cast", "memory", "received", "seconds")  # fmt: skip
+            "gathered", "cast", "device_cast", "memory", "received", "seconds")  # fmt: skip
 
 
 class Load:

@@ -60,6 +60,10 @@ impl RegisteredChunk {
 }
 
 impl StagingChunk for RegisteredChunk {
+    fn device_address(&mut self, _: &CudaStream) -> Result<u64, CudaError> {
+        Ok(self.address)
+    }
+
     fn pending_copies(&mut self) -> &mut PendingCopies {
         &mut self.pending_copies
     }

@@ -2,13 +2,14 @@
 //! faults. Its waits do queued work.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::codes::{self, Code, Done};
 use crate::contexts::{self, Contexts, Primary};
 use crate::faults::Fault;
 use crate::handles::Handles;
+use crate::kernels::Kernel;
 use crate::memory::{Memory, Side};
 use crate::report::Report;
 use crate::settings::{Failure, INTEGRATED, Settings};
@@ -41,6 +42,8 @@ pub struct Driver {
     pub contexts: Contexts,
     pub memory: Memory,
     pub streams: Streams,
+    /// The kernel of each module.
+    pub modules: BTreeMap<u64, Arc<Kernel>>,
     pub handles: Handles,
 }
 
@@ -50,6 +53,7 @@ impl Driver {
             contexts: Contexts::new(settings.devices.len()),
             memory: Memory::default(),
             streams: Streams::default(),
+            modules: BTreeMap::new(),
             handles: Handles::default(),
             settings,
             initialised: false,
@@ -136,6 +140,7 @@ impl Driver {
             contexts: &self.contexts,
             memory: &self.memory,
             streams: &self.streams,
+            modules: self.modules.len(),
         }
     }
 
@@ -364,6 +369,7 @@ impl Driver {
             Work::Fill { to, value, bytes } => {
                 device.bytes_mut(to, bytes).map(|place| place.fill(value))
             }
+            Work::Run { kernel, launch } => kernel.run(&launch, &mut self.memory),
             Work::Free { address } => self.free(address),
             Work::Record { event } => {
                 if let Some(event) = self.streams.events.get_mut(&event) {

@@ -15,6 +15,7 @@ mod driver;
 mod faults;
 mod handles;
 mod host_memory;
+mod kernels;
 mod memory;
 mod names;
 mod report;

@@ -35,6 +35,9 @@ macro_rules! with_supported_names {
                 cuMemHostGetDevicePointer_v2 cuMemHostRegister_v2 cuMemHostUnregister
                 cuPointerGetAttribute
             }
+            module {
+                cuLaunchKernel cuModuleGetFunction cuModuleLoadData cuModuleUnload
+            }
             stream {
                 cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx
                 cuStreamGetFlags cuStreamGetPriority cuStreamIsCapturing cuStreamQuery
@@ -59,7 +62,7 @@ macro_rules! with_unsupported_names {
                 cuFuncGetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cuGraphDestroy
                 cuGraphExecDestroy cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload
                 cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxStreamCreate cuImportExternalMemory
-                cuLaunchCooperativeKernel cuLaunchHostFunc cuLaunchKernel cuLinkAddData_v2
+                cuLaunchCooperativeKernel cuLaunchHostFunc cuLinkAddData_v2
                 cuLinkComplete cuLinkCreate_v2 cuLogsRegisterCallback cuLogsUnregisterCallback
                 cuMemAddressFree cuMemAddressReserve cuMemAdvise_v2 cuMemAllocFromPoolAsync
                 cuMemAllocManaged cuMemCreate cuMemExportToShareableHandle
@@ -67,9 +70,9 @@ macro_rules! with_unsupported_names {
                 cuMemHostGetFlags cuMemImportFromShareableHandle cuMemMap cuMemPoolCreate
                 cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo
                 cuMemPrefetchAsync_v2 cuMemRelease cuMemRetainAllocationHandle cuMemSetAccess
-                cuMemUnmap cuMemsetD32Async cuModuleGetFunction cuModuleGetGlobal_v2
-                cuModuleGetLoadingMode cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
-                cuModuleUnload cuMulticastAddDevice cuMulticastBindMem cuMulticastCreate
+                cuMemUnmap cuMemsetD32Async cuModuleGetGlobal_v2
+                cuModuleGetLoadingMode cuModuleLoad cuModuleLoadDataEx
+                cuMulticastAddDevice cuMulticastBindMem cuMulticastCreate
                 cuMulticastUnbind cuOccupancyAvailableDynamicSMemPerBlock
                 cuOccupancyMaxActiveBlocksPerMultiprocessor
                 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters

@@ -18,6 +18,8 @@ pub struct Report<'a> {
     pub contexts: &'a Contexts,
     pub memory: &'a Memory,
     pub streams: &'a Streams,
+    /// The number of modules.
+    pub modules: usize,
 }
 
 impl Report<'_> {
@@ -38,6 +40,7 @@ impl Report<'_> {
             ("device", ranges(device.live.values().map(|one| one.len()))),
             ("pinned", ranges(host.pinned.values().chain(host.registered.values()).copied())),
             ("streams", created.count().to_string()),
+            ("modules", self.modules.to_string()),
             ("events", self.streams.events.len().to_string()),
             ("contexts", contexts.to_string()),
             ("retained", retained.to_string()),

@@ -4,11 +4,13 @@
 //! so much. Work waits only for work that was queued before it, so that no two wait for each other.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 use crate::codes;
 use crate::faults::Fault;
 use crate::handles::Handles;
+use crate::kernels::{Kernel, Launch};
 use crate::memory::Side;
 
 /// A piece of work.
@@ -28,6 +30,10 @@ pub enum Work {
         to: u64,
         value: u8,
         bytes: usize,
+    },
+    Run {
+        kernel: Arc<Kernel>,
+        launch: Launch,
     },
     Free {
         address: u64,
@@ -117,7 +123,7 @@ impl Streams {
     pub fn pending(&self, context: u64, only: Option<u64>) -> usize {
         let is_left = |work: &Work| match work {
             Work::Wait(point) => !self.is_done(*point),
-            Work::Copy { .. } | Work::Write { .. } | Work::Fill { .. } => true,
+            Work::Copy { .. } | Work::Write { .. } | Work::Fill { .. } | Work::Run { .. } => true,
             Work::Free { .. } | Work::Record { .. } => false,
         };
         let meant = self.streams.iter().filter(|(id, stream)| {
@@ -248,6 +254,7 @@ impl Work {
         match self {
             Work::Copy { .. } | Work::Write { .. } => "a copy",
             Work::Fill { .. } => "a memset",
+            Work::Run { .. } => "a kernel",
             Work::Free { .. } => "a free",
             Work::Record { .. } => "a record",
             Work::Wait(_) => "a wait",
@@ -260,6 +267,12 @@ impl Work {
             Work::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
             Work::Write { to, bytes } => vec![(Side::Device(*to), bytes.len())],
             Work::Fill { to, bytes, .. } => vec![(Side::Device(*to), *bytes)],
+            // Each parameter may be where memory begins that the kernel needs.
+            Work::Run { launch, .. } => {
+                let sides =
+                    |&value: &u64| [(Side::Device(value), 1), (Side::Host(value as usize), 1)];
+                launch.params.iter().flat_map(sides).collect()
+            }
             Work::Free { .. } | Work::Record { .. } | Work::Wait(_) => Vec::new(),
         }
     }

@@ -183,6 +183,17 @@ def lands_in_place(path):
         load_file(path, into=shared)
 
 
+def casts_of_a_recipe(path):
+    # Few values: the stub interprets the kernels.
+    views = {"cast": [{"tensors": "small.[ab]", "to": "float16"}], "only": ["small.*"]}
+    expected = load_file(path, views=views)
+    for _ in range(2):
+        same(load_file(path, "cuda", views=views), expected)
+        report = ckptfs.last_report()
+        cast_bytes = expected["small.a"].nbytes + expected["small.b"].nbytes
+        assert (report.cast, report.device_cast, report.bytes) == (cast_bytes, cast_bytes, cast_bytes + 72), report
+
+
 def casts_there(path):
     copy = Torch.copy
 

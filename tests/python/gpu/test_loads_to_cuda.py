@@ -59,6 +59,7 @@ def test_every_kind_of_checkpoint_loads_to_a_device(folder):
     (cuda_loads.is_stopped, "mixed.safetensors"),
     (cuda_loads.lands_in_place, "mixed.safetensors"),
     (cuda_loads.casts_there, "mixed.safetensors"),
+    (cuda_loads.casts_of_a_recipe, "mixed.safetensors"),
     (cuda_loads.many_threads, "mixed.safetensors"),
     (cuda_loads.forked, "small.safetensors"),
     (cuda_loads.in_steps, "mixed.safetensors"),

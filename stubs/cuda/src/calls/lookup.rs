@@ -76,6 +76,7 @@ mod tests {
             include_str!("library.rs"),
             include_str!("lookup.rs"),
             include_str!("memory.rs"),
+            include_str!("module.rs"),
             include_str!("stream.rs"),
         ];
         let mut names = 0;

@@ -12,6 +12,7 @@ pub mod event;
 pub mod library;
 pub mod lookup;
 pub mod memory;
+pub mod module;
 mod output;
 pub mod stream;
 pub mod test;
