@@ -45,6 +45,9 @@ enum Special {
     ThreadCount,
 }
 
+/// No instruction has more.
+const MAX_OPERANDS: usize = 4;
+
 /// What a launch gives to its threads.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -112,9 +115,9 @@ impl Kernel {
             if guard.is_some_and(|guard| registers[guard] == 0) {
                 continue;
             }
-            let values: Vec<u64> = operands
-                .iter()
-                .map(|operand| match operand {
+            let mut values = [0; MAX_OPERANDS];
+            for (value, operand) in values.iter_mut().zip(operands) {
+                *value = match operand {
                     Operand::Register(index) => registers[*index],
                     Operand::Number(number) => *number,
                     Operand::Special(Special::Block) => block.into(),
@@ -122,8 +125,8 @@ impl Kernel {
                     Operand::Special(Special::BlockCount) => launch.blocks.into(),
                     Operand::Special(Special::ThreadCount) => launch.threads.into(),
                     Operand::Name(name) => self.number_of(name, launch).unwrap_or(0),
-                })
-                .collect();
+                };
+            }
             match opcode.as_str() {
                 "ret" => return Ok(()),
                 "bra" => next = values[0] as usize,
