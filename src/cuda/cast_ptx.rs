@@ -1,6 +1,6 @@
 //! The kernels that cast values on a device, as text in the driver's language (PTX). The driver compiles it.
 //!
-//! They give the same bits as the casts in `checkpoint/tensor/cast`: a value goes through an `f32`, and every NaN becomes
+//! They give the same bits as the casts in `checkpoint/tensor/cast`. A value goes through an `f32`, and every NaN becomes
 //! the same one of its type. Only the types that models are trained and served in are cast here.
 
 use std::ffi::CStr;
