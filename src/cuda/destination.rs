@@ -2,7 +2,7 @@
 
 use crate::virtual_file::Target;
 
-use super::cast_kernel::CastKernel;
+use super::device_cast::DeviceCast;
 
 /// A range of memory on the device of one stream.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct DeviceDestination<'a> {
     /// The number of bytes that go there, before the cast.
     pub len: u64,
     /// The cast of these bytes.
-    pub cast: Option<&'a CastKernel>,
+    pub cast: Option<&'a DeviceCast>,
 }
 
 impl DeviceDestination<'_> {

@@ -4,11 +4,11 @@
 //! it on a stream of its own. Where it can, storage writes to the device instead. The driver is loaded at the first
 //! use: without one, a load fails with [`CudaError::NoDriver`].
 
-mod cast_kernel;
 mod cast_ptx;
 mod chunk_lease;
 mod cufile;
 mod destination;
+mod device_cast;
 mod driver;
 mod error;
 mod gds;
@@ -31,8 +31,8 @@ use crate::checkpoint::Tensor;
 use crate::loader::{self, BUFFER_BYTES, LoadReport, OpenCheckpoint, SinkRequest};
 use crate::threads::lock;
 
-use cast_kernel::CastKernels;
 use destination::DeviceDestination;
+use device_cast::DeviceCasts;
 pub use driver::{Device, device_count, is_available};
 pub use error::CudaError;
 pub use gds::GpudirectMode;
@@ -71,7 +71,7 @@ pub struct DeviceLoader {
     ring: Ring<PinnedChunk>,
     gds: GdsState,
     /// Dropped before the devices, after the chunks whose casts may be queued.
-    kernels: CastKernels,
+    casts: DeviceCasts,
     /// Streams that no load uses.
     streams: Mutex<Vec<Arc<CudaStream>>>,
     /// Devices that are open, by number.
@@ -84,7 +84,7 @@ impl DeviceLoader {
         DeviceLoader {
             ring: Ring::new(chunk_count(pinned)),
             gds: GdsState::default(),
-            kernels: CastKernels::default(),
+            casts: DeviceCasts::default(),
             streams: Mutex::default(),
             devices: Mutex::default(),
         }
@@ -202,7 +202,7 @@ impl DeviceLoader {
                     lease.streams.len() - 1
                 }
             };
-            let kernel = self.kernels.find(lease.streams[stream].device(), &tensor.bytes);
+            let kernel = self.casts.find(lease.streams[stream].device(), &tensor.bytes);
             places.push((checkpoint, tensor, stream, address, kernel));
         }
         let cast_len = |(_, tensor, _, _, kernel): &(_, &Tensor, _, _, Option<_>)| {

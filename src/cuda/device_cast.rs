@@ -18,7 +18,7 @@ use super::stream::CudaStream;
 
 /// A cast on a device.
 #[derive(Debug)]
-pub struct CastKernel {
+pub struct DeviceCast {
     device: Arc<Device>,
     module: DriverHandle<sys::CUmodule>,
     function: DriverHandle<sys::CUfunction>,
@@ -26,16 +26,16 @@ pub struct CastKernel {
     value_bytes: [u64; 2],
 }
 
-impl CastKernel {
+impl DeviceCast {
     /// Has the driver compile a cast; `None` if there is no kernel, or the driver cannot compile it.
-    fn load(device: &Arc<Device>, from: Dtype, to: Dtype) -> Option<CastKernel> {
+    fn load(device: &Arc<Device>, from: Dtype, to: Dtype) -> Option<DeviceCast> {
         let text = CString::new(cast_ptx(from, to)?).ok()?;
         let _context = device.enter().ok()?;
         // SAFETY: the text ends with a NUL, and the driver keeps nothing of it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
             .inspect_err(|error| tracing::debug!(?error, "values are cast on the host"))
             .ok()?;
-        let mut kernel = CastKernel {
+        let mut kernel = DeviceCast {
             device: Arc::clone(device),
             module: DriverHandle(module),
             function: DriverHandle(std::ptr::null_mut()),
@@ -74,7 +74,7 @@ impl CastKernel {
     }
 }
 
-impl Drop for CastKernel {
+impl Drop for DeviceCast {
     fn drop(&mut self) {
         // Work that uses the kernel may still be queued. If the device cannot finish it, the module is leaked.
         if self.device.synchronize().is_ok()
@@ -91,15 +91,15 @@ type CastKey = (usize, Dtype, Dtype);
 
 /// The kernels of a loader, each compiled once.
 #[derive(Debug, Default)]
-pub struct CastKernels(Mutex<BTreeMap<CastKey, Option<Arc<CastKernel>>>>);
+pub struct DeviceCasts(Mutex<BTreeMap<CastKey, Option<Arc<DeviceCast>>>>);
 
-impl CastKernels {
+impl DeviceCasts {
     /// The values of a tensor before its cast, and the kernel that casts them; `None` if the host must do it.
     pub fn find<'a>(
         &self,
         device: &Arc<Device>,
         bytes: &'a TensorBytes,
-    ) -> Option<(Arc<CastKernel>, &'a TensorBytes)> {
+    ) -> Option<(Arc<DeviceCast>, &'a TensorBytes)> {
         let TensorBytes::Cast { from, to, inner } = bytes else { return None };
         let TensorBytes::Run(run) = &**inner else { return None };
         // Then no end of an extent cuts a value.
@@ -109,7 +109,7 @@ impl CastKernels {
         let mut kernels = lock(&self.0);
         let kernel = kernels
             .entry((device.ordinal(), *from, *to))
-            .or_insert_with(|| CastKernel::load(device, *from, *to).map(Arc::new));
+            .or_insert_with(|| DeviceCast::load(device, *from, *to).map(Arc::new));
         Some((Arc::clone(kernel.as_ref()?), inner))
     }
 }
