@@ -108,23 +108,23 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
     pub unsafe fn copy_out(
         mut self,
         start: u64,
-        pieces: &[(u64, DeviceDestination<'_>)],
+        pieces: &[(u64, DeviceDestination)],
         streams: &[Arc<CudaStream>],
     ) -> Result<(), CudaError> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
-        let allocation_end = |piece: &DeviceDestination<'_>| {
+        let allocation_end = |piece: &DeviceDestination| {
             streams[piece.stream].device().allocation_end(piece.address)
         };
         let copied = merge_adjacent(pieces, allocation_end).try_for_each(|(offset, piece)| {
             let DeviceDestination { stream, address, len, cast } = piece;
             let (stream, in_chunk) = (&streams[stream], offset - start);
-            let Some(kernel) = cast else {
+            let Some(cast) = cast else {
                 // SAFETY: the caller guarantees the addresses; the chunk is not filled before the events recorded below.
                 return unsafe { chunk.copy_to(in_chunk as usize, len as usize, stream, address) };
             };
             let from = chunk.device_address(stream)? + in_chunk;
-            // SAFETY: as above; the address is that of the chunk, which has these bytes.
-            unsafe { kernel.launch(stream, from, len, address) }
+            // SAFETY: as above; the chunk has these bytes, and both addresses are aligned where a cast was found.
+            unsafe { cast.launch(stream, from, len, address) }
         });
         // Also where one copy failed: those before it are queued.
         let is_used = |stream: &usize| pieces.iter().any(|(_, piece)| piece.stream == *stream);
@@ -133,6 +133,8 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         match events {
             Ok(events) => chunk.pending_copies().0.extend(events),
             Err(error) => {
+                // Their work may never end, either.
+                pieces.iter().for_each(|(_, piece)| std::mem::forget(piece.cast.clone()));
                 self.leak();
                 return copied.and(Err(error));
             }

@@ -1,12 +1,14 @@
 //! The destination of bytes on a device.
 
+use std::sync::Arc;
+
 use crate::virtual_file::Target;
 
 use super::device_cast::DeviceCast;
 
 /// A range of memory on the device of one stream.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceDestination<'a> {
+#[derive(Clone, Debug)]
+pub struct DeviceDestination {
     /// The index of the stream, among those of the load, that copies there.
     pub stream: usize,
     /// The address on the device.
@@ -14,13 +16,13 @@ pub struct DeviceDestination<'a> {
     /// The number of bytes that go there, before the cast.
     pub len: u64,
     /// The cast of these bytes.
-    pub cast: Option<&'a DeviceCast>,
+    pub cast: Option<Arc<DeviceCast>>,
 }
 
-impl DeviceDestination<'_> {
+impl DeviceDestination {
     /// The number of bytes on the device that `len` bytes become.
     fn output_bytes(&self, len: u64) -> u64 {
-        self.cast.map_or(len, |kernel| kernel.output_bytes(len))
+        self.cast.as_ref().map_or(len, |cast| cast.output_bytes(len))
     }
 
     /// The end address on the device; `None` if there is none.
@@ -28,19 +30,19 @@ impl DeviceDestination<'_> {
         self.address.checked_add(self.output_bytes(self.len))
     }
 
-    fn has_cast_of(&self, other: &DeviceDestination<'_>) -> bool {
-        self.cast.map(std::ptr::from_ref) == other.cast.map(std::ptr::from_ref)
+    fn has_cast_of(&self, other: &DeviceDestination) -> bool {
+        self.cast.as_ref().map(Arc::as_ptr) == other.cast.as_ref().map(Arc::as_ptr)
     }
 }
 
-impl Target for DeviceDestination<'_> {
+impl Target for DeviceDestination {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn split(self, at: u64) -> (Self, Self) {
         let address = self.address + self.output_bytes(at);
-        let rest = DeviceDestination { address, len: self.len - at, ..self };
+        let rest = DeviceDestination { address, len: self.len - at, ..self.clone() };
         (DeviceDestination { len: at, ..self }, rest)
     }
 }
@@ -48,19 +50,19 @@ impl Target for DeviceDestination<'_> {
 /// Merges pieces that are adjacent both in the file and on the device into one copy, within one allocation. Small tensors
 /// in the order of the file are then few copies. `allocation_end` returns the end address of the allocation that holds a
 /// piece: drivers refuse a copy that spans two.
-pub fn merge_adjacent<'a>(
-    pieces: &[(u64, DeviceDestination<'a>)],
-    allocation_end: impl Fn(&DeviceDestination<'a>) -> u64,
-) -> impl Iterator<Item = (u64, DeviceDestination<'a>)> {
+pub fn merge_adjacent(
+    pieces: &[(u64, DeviceDestination)],
+    allocation_end: impl Fn(&DeviceDestination) -> u64,
+) -> impl Iterator<Item = (u64, DeviceDestination)> {
     let mut rest = pieces;
     std::iter::from_fn(move || {
-        let (&(offset, first), others) = rest.split_first()?;
+        let ((offset, first), others) = rest.split_first()?;
         let mut max_end = None;
-        let mut fits = |next: &DeviceDestination<'a>| {
-            let max_end = *max_end.get_or_insert_with(|| allocation_end(&first));
+        let mut fits = |next: &DeviceDestination| {
+            let max_end = *max_end.get_or_insert_with(|| allocation_end(first));
             next.end().is_some_and(|end| end <= max_end)
         };
-        let (mut merged, mut count) = (first, 0);
+        let (mut merged, mut count) = (first.clone(), 0);
         for (next_offset, next) in others {
             let follows_in_file = offset.checked_add(merged.len) == Some(*next_offset);
             let follows = merged.end() == Some(next.address);
@@ -72,7 +74,7 @@ pub fn merge_adjacent<'a>(
             count += 1;
         }
         rest = &others[count..];
-        Some((offset, merged))
+        Some((*offset, merged))
     })
 }
 
@@ -80,11 +82,11 @@ pub fn merge_adjacent<'a>(
 mod tests {
     use super::*;
 
-    fn piece(offset: u64, address: u64, len: u64) -> (u64, DeviceDestination<'static>) {
+    fn piece(offset: u64, address: u64, len: u64) -> (u64, DeviceDestination) {
         (offset, DeviceDestination { stream: 0, address, len, cast: None })
     }
 
-    fn merged(pieces: &[(u64, DeviceDestination<'_>)], end: u64) -> Vec<(u64, u64, u64)> {
+    fn merged(pieces: &[(u64, DeviceDestination)], end: u64) -> Vec<(u64, u64, u64)> {
         let copies =
             merge_adjacent(pieces, |first| if first.address < end { end } else { u64::MAX });
         copies.map(|(offset, copy)| (offset, copy.address, copy.len)).collect()

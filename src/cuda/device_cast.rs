@@ -16,49 +16,57 @@ use super::driver::{Device, DriverHandle};
 use super::error::CudaError;
 use super::stream::CudaStream;
 
-/// A cast on a device.
+/// A cast, compiled for a device. It is dropped after the chunks that its queued work reads, which wait for that work.
 #[derive(Debug)]
 pub struct DeviceCast {
     device: Arc<Device>,
     module: DriverHandle<sys::CUmodule>,
     function: DriverHandle<sys::CUfunction>,
-    /// Bytes of a value before the cast, and after it.
-    value_bytes: [u64; 2],
+    /// Bytes of a value before the cast.
+    from_bytes: u64,
+    /// Bytes of a value after it.
+    to_bytes: u64,
 }
 
 impl DeviceCast {
-    /// Has the driver compile a cast; `None` if there is no kernel, or the driver cannot compile it.
-    fn load(device: &Arc<Device>, from: Dtype, to: Dtype) -> Option<DeviceCast> {
-        let text = CString::new(cast_ptx(from, to)?).ok()?;
-        let _context = device.enter().ok()?;
+    /// Has the driver compile a cast; `None` if there is no kernel for it.
+    fn compile(
+        device: &Arc<Device>,
+        from: Dtype,
+        to: Dtype,
+    ) -> Result<Option<DeviceCast>, CudaError> {
+        let Some(text) = cast_ptx(from, to).and_then(|text| CString::new(text).ok()) else {
+            return Ok(None);
+        };
+        let _context = device.enter()?;
         // SAFETY: the text ends with a NUL, and the driver keeps nothing of it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
-            .inspect_err(|error| tracing::debug!(?error, "values are cast on the host"))
-            .ok()?;
-        let mut kernel = DeviceCast {
+            .map_err(|e| device.driver_error("cuModuleLoadData", e))?;
+        let mut cast = DeviceCast {
             device: Arc::clone(device),
             module: DriverHandle(module),
             function: DriverHandle(std::ptr::null_mut()),
-            value_bytes: [from, to].map(|dtype| u64::from(dtype.bits()) / 8),
+            from_bytes: u64::from(from.bits()) / 8,
+            to_bytes: u64::from(to.bits()) / 8,
         };
         // SAFETY: the module was just loaded, and is kept as long as the function.
-        let function = unsafe { result::module::get_function(module, KERNEL_NAME.into()) };
-        kernel.function = DriverHandle(function.ok()?);
-        Some(kernel)
+        let function = unsafe { result::module::get_function(module, KERNEL_NAME.into()) }
+            .map_err(|e| device.driver_error("cuModuleGetFunction", e))?;
+        cast.function = DriverHandle(function);
+        Ok(Some(cast))
     }
 
-    /// The number of bytes that values of so many bytes become.
+    /// The bytes of output for `len` bytes of input.
     pub fn output_bytes(&self, len: u64) -> u64 {
-        let [from, to] = self.value_bytes;
-        len / from * to
+        len / self.from_bytes * self.to_bytes
     }
 
-    /// Queues the cast of `len` bytes of values.
+    /// Queues the cast of `len` bytes.
     ///
     /// # Safety
     ///
-    /// The device must be able to read so many bytes at `from`. The bytes that they become must belong to the caller at
-    /// `to`, until the work is done.
+    /// Until the work is done, the device must be able to read `len` bytes at `from`. The bytes of output at `to` must belong
+    /// to the caller. Both addresses must be multiples of the size of their values.
     pub unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -66,7 +74,9 @@ impl DeviceCast {
         len: u64,
         to: u64,
     ) -> Result<(), CudaError> {
-        let (mut from, mut to, mut count) = (from, to, len / self.value_bytes[0]);
+        debug_assert!(from.is_multiple_of(self.from_bytes) && to.is_multiple_of(self.to_bytes));
+        let (mut from, mut to, mut count) = (from, to, len / self.from_bytes);
+        // At most 16,384: a chunk has 4 MiB.
         let block_count = count.div_ceil(u64::from(THREADS_PER_BLOCK)) as u32;
         let mut params = [&raw mut from, &raw mut to, &raw mut count].map(|it| it.cast::<c_void>());
         // SAFETY: the kernel takes these three numbers, and reads and writes nothing but what the caller guarantees.
@@ -76,10 +86,7 @@ impl DeviceCast {
 
 impl Drop for DeviceCast {
     fn drop(&mut self) {
-        // Work that uses the kernel may still be queued. If the device cannot finish it, the module is leaked.
-        if self.device.synchronize().is_ok()
-            && let Ok(_context) = self.device.enter()
-        {
+        if let Ok(_context) = self.device.enter() {
             // SAFETY: it was loaded here, and no work uses it any more.
             let _ = unsafe { result::module::unload(self.module.0) };
         }
@@ -89,27 +96,38 @@ impl Drop for DeviceCast {
 /// A device by its number, and the types before and after a cast.
 type CastKey = (usize, Dtype, Dtype);
 
-/// The kernels of a loader, each compiled once.
+/// The casts of a loader, each compiled once. What cannot be compiled is not tried again.
 #[derive(Debug, Default)]
 pub struct DeviceCasts(Mutex<BTreeMap<CastKey, Option<Arc<DeviceCast>>>>);
 
 impl DeviceCasts {
-    /// The values of a tensor before its cast, and the kernel that casts them; `None` if the host must do it.
+    /// The bytes of a tensor before its cast, and the cast that a device does on their way to an address. `None` if there
+    /// is no cast, or the host must do it.
     pub fn find<'a>(
         &self,
         device: &Arc<Device>,
         bytes: &'a TensorBytes,
+        address: u64,
     ) -> Option<(Arc<DeviceCast>, &'a TensorBytes)> {
         let TensorBytes::Cast { from, to, inner } = bytes else { return None };
         let TensorBytes::Run(run) = &**inner else { return None };
-        // Then no end of an extent cuts a value.
-        if !run.offset.is_multiple_of(u64::from(from.bits()) / 8) {
+        let value_bytes = |dtype: &Dtype| u64::from(dtype.bits()) / 8;
+        // A kernel loads and stores only aligned values. Extents end at multiples of 4 MiB, and so cut no aligned value.
+        let is_aligned =
+            run.offset.is_multiple_of(value_bytes(from)) && address.is_multiple_of(value_bytes(to));
+        if !is_aligned {
             return None;
         }
-        let mut kernels = lock(&self.0);
-        let kernel = kernels
-            .entry((device.ordinal(), *from, *to))
-            .or_insert_with(|| DeviceCast::load(device, *from, *to).map(Arc::new));
-        Some((Arc::clone(kernel.as_ref()?), inner))
+        let compile = || {
+            let compiled = DeviceCast::compile(device, *from, *to);
+            compiled.unwrap_or_else(|error| {
+                tracing::debug!(%error, "the host casts what a device could");
+                None
+            })
+        };
+        let mut casts = lock(&self.0);
+        let key = (device.ordinal(), *from, *to);
+        let cast = casts.entry(key).or_insert_with(|| compile().map(Arc::new));
+        Some((Arc::clone(cast.as_ref()?), inner))
     }
 }

@@ -148,7 +148,7 @@ impl<'a> GdsLoad<'a> {
         &self,
         file: &OpenFile,
         range: &Range<u64>,
-        pieces: &[(u64, DeviceDestination<'_>)],
+        pieces: &[(u64, DeviceDestination)],
         streams: &[Arc<CudaStream>],
     ) -> Result<(), GdsFailure> {
         let session = self.state.session()?;

@@ -70,7 +70,7 @@ pub struct DeviceLoader {
     /// Chunks of pinned memory. Dropped before the streams: each waits for the copies out of it.
     ring: Ring<PinnedChunk>,
     gds: GdsState,
-    /// Dropped before the devices, after the chunks whose casts may be queued.
+    /// Dropped after the chunks, which wait for the casts that read them.
     casts: DeviceCasts,
     /// Streams that no load uses.
     streams: Mutex<Vec<Arc<CudaStream>>>,
@@ -192,7 +192,7 @@ impl DeviceLoader {
         threads: Option<usize>,
     ) -> Result<LoadReport, CudaError> {
         let mut lease = StreamLease { loader: self, streams: Vec::new(), is_complete: false };
-        let mut places = Vec::new();
+        let (mut sink_requests, mut cast_bytes) = (Vec::new(), 0);
         for DeviceLoadRequest { checkpoint, tensor, device, address } in requests {
             let is_of_device = |stream: &Arc<CudaStream>| stream.device().ordinal() == device;
             let stream = match lease.streams.iter().position(is_of_device) {
@@ -202,22 +202,15 @@ impl DeviceLoader {
                     lease.streams.len() - 1
                 }
             };
-            let kernel = self.casts.find(lease.streams[stream].device(), &tensor.bytes);
-            places.push((checkpoint, tensor, stream, address, kernel));
+            let found = self.casts.find(lease.streams[stream].device(), &tensor.bytes, address);
+            let (cast, bytes) = match found {
+                Some((cast, bytes)) => (Some(cast), bytes),
+                None => (None, &tensor.bytes),
+            };
+            cast_bytes += cast.as_ref().map_or(0, |_| tensor.bytes.len());
+            let target = DeviceDestination { stream, address, len: bytes.len(), cast };
+            sink_requests.push(SinkRequest { checkpoint, tensor, bytes, target });
         }
-        let cast_len = |(_, tensor, _, _, kernel): &(_, &Tensor, _, _, Option<_>)| {
-            kernel.is_some().then_some(tensor.bytes.len())
-        };
-        let cast_bytes: u64 = places.iter().filter_map(cast_len).sum();
-        let sink_requests =
-            places.iter().map(|&(checkpoint, tensor, stream, address, ref kernel)| {
-                let (cast, bytes) = match kernel {
-                    Some((kernel, bytes)) => (Some(&**kernel), *bytes),
-                    None => (None, &tensor.bytes),
-                };
-                let target = DeviceDestination { stream, address, len: bytes.len(), cast };
-                SinkRequest { checkpoint, tensor, bytes, target }
-            });
         for (stream, user) in pairs_by_device(&lease.streams, users) {
             stream.wait_event(&user.record_event()?)?;
         }

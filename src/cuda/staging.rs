@@ -34,7 +34,7 @@ impl DeviceSink<'_> {
     /// Takes a chunk to fill. A new one is allocated in the context of the first piece's device, and serves all.
     fn lease(
         &self,
-        pieces: &[(u64, DeviceDestination<'_>)],
+        pieces: &[(u64, DeviceDestination)],
     ) -> Result<Option<ChunkLease<'_, PinnedChunk>>, CudaError> {
         let Some((_, first)) = pieces.first() else { return Ok(None) };
         let device = self.streams[first.stream].device();
@@ -42,8 +42,8 @@ impl DeviceSink<'_> {
     }
 }
 
-impl<'a> Sink<DeviceDestination<'a>> for DeviceSink<'_> {
-    fn host_memory<'t>(_: &'t mut DeviceDestination<'a>) -> Option<&'t mut [u8]> {
+impl Sink<DeviceDestination> for DeviceSink<'_> {
+    fn host_memory(_: &mut DeviceDestination) -> Option<&mut [u8]> {
         None
     }
 
@@ -55,7 +55,7 @@ impl<'a> Sink<DeviceDestination<'a>> for DeviceSink<'_> {
         &self,
         path: &Path,
         start: u64,
-        pieces: &mut [(u64, DeviceDestination<'a>)],
+        pieces: &mut [(u64, DeviceDestination)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
     ) -> Result<Option<W>, loader::LoadError> {
         let Some(mut lease) = self.lease(pieces).map_err(sink_error(path))? else {
@@ -76,7 +76,7 @@ impl<'a> Sink<DeviceDestination<'a>> for DeviceSink<'_> {
         path: &Path,
         file: &OpenFile,
         range: &Range<u64>,
-        pieces: &mut [(u64, DeviceDestination<'a>)],
+        pieces: &mut [(u64, DeviceDestination)],
     ) -> Result<bool, loader::LoadError> {
         // SAFETY: the caller of `DeviceLoader::load_into` guarantees the addresses.
         #[allow(unsafe_code)]

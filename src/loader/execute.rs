@@ -27,6 +27,8 @@ const MAX_PLAIN_READ_BYTES: u64 = 64 << 10;
 /// Targets that are shorter than this on average are read together and copied out.
 const MIN_IN_PLACE_BYTES: u64 = 16 << 10;
 
+const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
+
 /// How much a load loaded, how fast, and how each byte was read.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
@@ -49,11 +51,11 @@ pub struct LoadReport {
     pub remote: u64,
     /// Bytes of stores that were in the cache on disk.
     pub disk_cached: u64,
-    /// Bytes that are strided or byte-swapped in files of this machine, or changed by deltas.
+    /// Bytes that are strided or byte-swapped in files of this machine, cast on the host, or changed by deltas.
     pub gathered: u64,
-    /// Bytes of tensors that were cast from another type.
+    /// Bytes of tensors that were cast, in their new type.
     pub cast: u64,
-    /// Those of them that a device cast.
+    /// Of these, bytes cast on a device. How they were read is counted before the cast.
     pub device_cast: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
@@ -390,9 +392,11 @@ impl<S> SourceReader<'_, S> {
         if let Some(targets) = in_place_targets::<T, S>(targets) {
             return Ok(targets.into_iter().try_for_each(|(at, target)| read(target, at))?);
         }
-        let len = (range.end - range.start) as usize;
-        self.sink.stage(self.source.path, range.start, targets, |buffer| {
-            read(&mut buffer[..len], range.start).map(Some)
+        // The buffer begins as those for files do, so that values lie in it as in the origin.
+        let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+        let filled = (range.start - start) as usize..(range.end - start) as usize;
+        self.sink.stage(self.source.path, start, targets, |buffer| {
+            read(&mut buffer[filled], range.start).map(Some)
         })?;
         Ok(())
     }
@@ -517,7 +521,6 @@ impl<S> SourceReader<'_, S> {
     where
         S: Sink<T>,
     {
-        const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
         let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
         let end = range.end.next_multiple_of(ALIGNMENT_BYTES);
         self.sink.stage(self.source.path, start, targets, |buffer| {

@@ -27,6 +27,12 @@ pub enum Needs {
     Context,
 }
 
+/// A module, which has one kernel.
+pub struct Module {
+    pub context: u64,
+    pub kernel: Arc<Kernel>,
+}
+
 pub struct Driver {
     pub settings: Settings,
     pub initialised: bool,
@@ -42,8 +48,7 @@ pub struct Driver {
     pub contexts: Contexts,
     pub memory: Memory,
     pub streams: Streams,
-    /// The kernel of each module.
-    pub modules: BTreeMap<u64, Arc<Kernel>>,
+    pub modules: BTreeMap<u64, Module>,
     pub handles: Handles,
 }
 

@@ -1,22 +1,22 @@
 //! Kernels in the text of PTX, and an interpreter of them: of the instructions that a cast of values needs, and of no
-//! others. Threads run one after the other. Registers have 64 bits, of which an instruction uses those of its type.
+//! others. Threads run one after the other. Registers have 64 bits, of which an instruction uses those of its type; their
+//! declarations are not read.
 
 use std::collections::BTreeMap;
 
 use crate::host_memory::HostKind;
 use crate::memory::Memory;
 
-/// The first instruction of a kernel that cannot be read.
+/// The first line of a kernel that cannot be read.
 #[derive(Debug, PartialEq)]
 pub struct UnreadLine(pub String);
 
-/// A kernel, and the names of its parameters, of 64 bits each.
+/// A kernel, whose parameters have 64 bits each.
 #[derive(Debug)]
 pub struct Kernel {
     pub name: String,
-    pub params: Vec<String>,
+    pub param_count: usize,
     instructions: Vec<Instruction>,
-    labels: BTreeMap<String, usize>,
     registers: usize,
 }
 
@@ -24,29 +24,33 @@ pub struct Kernel {
 struct Instruction {
     /// The register that must be true.
     guard: Option<usize>,
-    opcode: String,
-    operands: Vec<Operand>,
+    action: Action,
 }
 
-#[derive(Clone, Debug)]
-enum Operand {
-    Register(usize),
-    Special(Special),
-    Number(u64),
-    /// A parameter, or where to go on.
-    Name(String),
+#[derive(Debug)]
+enum Action {
+    Return,
+    Branch { to: usize },
+    Load { to: usize, from: Operand, bytes: usize },
+    Store { to: Operand, value: Operand, bytes: usize },
+    Compute { to: usize, operation: Operation, operands: [Operand; MAX_OPERANDS] },
 }
+
+/// What an instruction computes of its operands.
+type Operation = fn([u64; MAX_OPERANDS]) -> u64;
+
+/// No instruction computes with more.
+const MAX_OPERANDS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Special {
+enum Operand {
+    Register(usize),
+    Number(u64),
+    Param(usize),
     Block,
-    BlockCount,
     Thread,
     ThreadCount,
 }
-
-/// No instruction has more.
-const MAX_OPERANDS: usize = 4;
 
 /// What a launch gives to its threads.
 #[derive(Clone, Debug)]
@@ -56,40 +60,37 @@ pub struct Launch {
     pub params: Vec<u64>,
 }
 
+/// The names of a kernel's text.
+#[derive(Default)]
+struct Names {
+    params: Vec<String>,
+    labels: BTreeMap<String, usize>,
+    registers: BTreeMap<String, usize>,
+}
+
 impl Kernel {
     /// Reads a text with one kernel.
     pub fn parse(text: &str) -> Result<Kernel, UnreadLine> {
         let unread = |line: &str| UnreadLine(line.to_owned());
-        let mut names = BTreeMap::new();
-        let mut kernel = Kernel {
-            name: String::new(),
-            params: Vec::new(),
-            instructions: Vec::new(),
-            labels: BTreeMap::new(),
-            registers: 0,
-        };
+        let (mut names, mut name, mut lines) = (Names::default(), String::new(), Vec::new());
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             if let Some(entry) = line.strip_prefix(".visible .entry ") {
-                let (name, params) = entry.split_once('(').ok_or_else(|| unread(line))?;
-                kernel.name = name.to_owned();
+                let (entry_name, params) = entry.split_once('(').ok_or_else(|| unread(line))?;
+                entry_name.clone_into(&mut name);
                 for param in params.trim_end_matches(')').split(", ") {
-                    let name = param.strip_prefix(".param .u64 ").ok_or_else(|| unread(line))?;
-                    kernel.params.push(name.to_owned());
+                    let param = param.strip_prefix(".param .u64 ").ok_or_else(|| unread(line))?;
+                    names.params.push(param.to_owned());
                 }
             } else if let Some(label) = line.strip_suffix(':') {
-                kernel.labels.insert(label.to_owned(), kernel.instructions.len());
+                names.labels.insert(label.to_owned(), lines.len());
             } else if !line.starts_with(['.', '{', '}']) {
-                let line = line.strip_suffix(';').ok_or_else(|| unread(line))?;
-                let instruction = read_instruction(line, &mut names);
-                kernel.instructions.push(instruction.ok_or_else(|| unread(line))?);
+                lines.push(line);
             }
         }
-        kernel.registers = names.len();
-        let is_known = |one: &&Instruction| !OPCODES.contains(&one.opcode.as_str());
-        match kernel.instructions.iter().find(is_known) {
-            Some(strange) => Err(UnreadLine(strange.opcode.clone())),
-            None => Ok(kernel),
-        }
+        let read = |line: &str| names.read_instruction(line).ok_or_else(|| unread(line));
+        let instructions = lines.into_iter().map(read).collect::<Result<_, _>>()?;
+        let (param_count, registers) = (names.params.len(), names.registers.len());
+        Ok(Kernel { name, param_count, instructions, registers })
     }
 
     /// Runs all threads; otherwise a description of the fault.
@@ -110,160 +111,149 @@ impl Kernel {
     ) -> Result<(), String> {
         let mut registers = vec![0_u64; self.registers];
         let mut next = 0;
-        while let Some(Instruction { guard, opcode, operands }) = self.instructions.get(next) {
+        while let Some(Instruction { guard, action }) = self.instructions.get(next) {
             next += 1;
             if guard.is_some_and(|guard| registers[guard] == 0) {
                 continue;
             }
-            let mut values = [0; MAX_OPERANDS];
-            for (value, operand) in values.iter_mut().zip(operands) {
-                *value = match operand {
-                    Operand::Register(index) => registers[*index],
-                    Operand::Number(number) => *number,
-                    Operand::Special(Special::Block) => block.into(),
-                    Operand::Special(Special::Thread) => thread.into(),
-                    Operand::Special(Special::BlockCount) => launch.blocks.into(),
-                    Operand::Special(Special::ThreadCount) => launch.threads.into(),
-                    Operand::Name(name) => self.number_of(name, launch).unwrap_or(0),
-                };
-            }
-            match opcode.as_str() {
-                "ret" => return Ok(()),
-                "bra" => next = values[0] as usize,
-                store if store.starts_with("st.") => {
-                    write(memory, values[0], values[1], type_bytes(store))?;
+            let value = |operand: Operand| match operand {
+                Operand::Register(index) => registers[index],
+                Operand::Number(number) => number,
+                Operand::Param(index) => launch.params[index],
+                Operand::Block => block.into(),
+                Operand::Thread => thread.into(),
+                Operand::ThreadCount => launch.threads.into(),
+            };
+            match *action {
+                Action::Return => return Ok(()),
+                Action::Branch { to } => next = to,
+                Action::Load { to, from, bytes } => {
+                    registers[to] = read(memory, value(from), bytes)?;
                 }
-                opcode => {
-                    let value = match opcode.strip_prefix("ld.global.") {
-                        Some(_) => read(memory, values[1], type_bytes(opcode))?,
-                        None => compute(opcode, &values[1..]),
-                    };
-                    if let Operand::Register(index) = operands[0] {
-                        registers[index] = value;
-                    }
+                Action::Store { to, value: from, bytes } => {
+                    write(memory, value(to), value(from), bytes)?;
+                }
+                Action::Compute { to, operation, operands } => {
+                    registers[to] = operation(operands.map(value));
                 }
             }
         }
         Ok(())
     }
-
-    /// The value of a parameter, or the place of a label.
-    fn number_of(&self, name: &str, launch: &Launch) -> Option<u64> {
-        let param = self.params.iter().position(|param| param == name);
-        let value = param.and_then(|index| launch.params.get(index).copied());
-        value.or_else(|| self.labels.get(name).map(|&at| at as u64))
-    }
 }
 
-fn read_instruction(line: &str, names: &mut BTreeMap<String, usize>) -> Option<Instruction> {
-    let mut register = |name: &str| {
-        let count = names.len();
-        *names.entry(name.to_owned()).or_insert(count)
-    };
-    let (guard, line) = match line.strip_prefix('@') {
-        Some(guarded) => {
-            let (name, line) = guarded.split_once(' ')?;
-            (Some(register(name)), line)
+impl Names {
+    fn read_instruction(&mut self, line: &str) -> Option<Instruction> {
+        let line = line.strip_suffix(';')?;
+        let (guard, line) = match line.strip_prefix('@') {
+            Some(guarded) => {
+                let (name, line) = guarded.split_once(' ')?;
+                (Some(self.register(name)?), line)
+            }
+            None => (None, line),
+        };
+        let (opcode, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words: Vec<&str> = rest.split(", ").filter(|word| !word.is_empty()).collect();
+        let action = match (opcode, &words[..]) {
+            ("ret", []) => Action::Return,
+            ("bra", [label]) => Action::Branch { to: *self.labels.get(*label)? },
+            (store, [to, value]) if store.starts_with("st.global.") => {
+                let (to, value) = (self.operand(within_brackets(to)?)?, self.operand(value)?);
+                Action::Store { to, value, bytes: type_bytes(store)? }
+            }
+            (load, [to, from]) if load.starts_with("ld.global.") => {
+                let (to, from) = (self.register(to)?, self.operand(within_brackets(from)?)?);
+                Action::Load { to, from, bytes: type_bytes(load)? }
+            }
+            ("ld.param.u64", [to, name]) => {
+                let name = within_brackets(name)?;
+                let index = self.params.iter().position(|param| param == name)?;
+                let operands = [Operand::Param(index); MAX_OPERANDS];
+                Action::Compute { to: self.register(to)?, operation: |values| values[0], operands }
+            }
+            (opcode, [to, words @ ..]) => {
+                let (operation, operand_count) = operation(opcode)?;
+                if words.len() != operand_count {
+                    return None;
+                }
+                let mut operands = [Operand::Number(0); MAX_OPERANDS];
+                for (operand, word) in operands.iter_mut().zip(words) {
+                    *operand = self.operand(word)?;
+                }
+                Action::Compute { to: self.register(to)?, operation, operands }
+            }
+            _ => return None,
+        };
+        Some(Instruction { guard, action })
+    }
+
+    fn register(&mut self, name: &str) -> Option<usize> {
+        if !name.starts_with('%') {
+            return None;
         }
-        None => (None, line),
-    };
-    let (opcode, rest) = line.split_once(' ').unwrap_or((line, ""));
-    let mut operands = Vec::new();
-    for word in rest.split(", ").filter(|word| !word.is_empty()) {
-        let word = word.trim_start_matches('[').trim_end_matches(']');
-        operands.push(match word {
-            "%ctaid.x" => Operand::Special(Special::Block),
-            "%nctaid.x" => Operand::Special(Special::BlockCount),
-            "%tid.x" => Operand::Special(Special::Thread),
-            "%ntid.x" => Operand::Special(Special::ThreadCount),
-            name if name.starts_with('%') => Operand::Register(register(name)),
+        let count = self.registers.len();
+        Some(*self.registers.entry(name.to_owned()).or_insert(count))
+    }
+
+    fn operand(&mut self, word: &str) -> Option<Operand> {
+        Some(match word {
+            "%ctaid.x" => Operand::Block,
+            "%tid.x" => Operand::Thread,
+            "%ntid.x" => Operand::ThreadCount,
+            name if name.starts_with('%') => Operand::Register(self.register(name)?),
             hex if hex.starts_with("0x") || hex.starts_with("0f") => {
                 Operand::Number(u64::from_str_radix(&hex[2..], 16).ok()?)
             }
-            number if number.starts_with(|first: char| first.is_ascii_digit()) => {
-                Operand::Number(number.parse().ok()?)
-            }
-            name => Operand::Name(name.to_owned()),
-        });
+            number => Operand::Number(number.parse().ok()?),
+        })
     }
-    let count = match opcode.split('.').next()? {
-        "ret" => 0,
-        "bra" => 1,
-        "ld" | "st" | "mov" | "cvt" => 2,
-        "mad" | "selp" => 4,
-        _ => 3,
-    };
-    let instruction = Instruction { guard, opcode: opcode.to_owned(), operands };
-    (instruction.operands.len() == count).then_some(instruction)
 }
 
-const OPCODES: [&str; 37] = [
-    "add.u32",
-    "add.u64",
-    "and.b32",
-    "bra",
-    "cvt.f32.f16",
-    "cvt.f64.f32",
-    "cvt.rn.f16.f32",
-    "cvt.rn.f32.f64",
-    "cvt.u16.u32",
-    "cvt.u32.u16",
-    "cvt.u64.u32",
-    "ld.global.b16",
-    "ld.global.f32",
-    "ld.global.f64",
-    "ld.global.u16",
-    "ld.global.u8",
-    "ld.param.u64",
-    "mad.lo.u64",
-    "mov.b32",
-    "mov.b64",
-    "mov.u32",
-    "mul.f32",
-    "mul.wide.u32",
-    "or.b32",
-    "ret",
-    "selp.b16",
-    "selp.b32",
-    "selp.b64",
-    "setp.eq.u32",
-    "setp.ge.u64",
-    "setp.nan.f32",
-    "shl.b16",
-    "shl.b32",
-    "shr.u32",
-    "st.global.b16",
-    "st.global.b32",
-    "st.global.b64",
-];
+fn within_brackets(word: &str) -> Option<&str> {
+    word.strip_prefix('[')?.strip_suffix(']')
+}
 
-/// The result of an instruction that touches no memory.
-fn compute(opcode: &str, values: &[u64]) -> u64 {
-    let word = |index: usize| values[index] as u32;
-    let float = |index: usize| f32::from_bits(word(index));
-    match opcode {
-        "add.u32" => word(0).wrapping_add(word(1)).into(),
-        "add.u64" => values[0].wrapping_add(values[1]),
-        "and.b32" => (word(0) & word(1)).into(),
-        "or.b32" => (word(0) | word(1)).into(),
-        "shl.b16" => u64::from((word(0) << word(1)) as u16),
-        "shl.b32" => (word(0) << word(1)).into(),
-        "shr.u32" => (word(0) >> word(1)).into(),
-        "mul.wide.u32" => u64::from(word(0)) * u64::from(word(1)),
-        "mul.f32" => (float(0) * float(1)).to_bits().into(),
-        "mad.lo.u64" => values[0].wrapping_mul(values[1]).wrapping_add(values[2]),
-        "setp.eq.u32" => (word(0) == word(1)).into(),
-        "setp.ge.u64" => (values[0] >= values[1]).into(),
-        "setp.nan.f32" => (float(0).is_nan() || float(1).is_nan()).into(),
-        "selp.b16" | "selp.b32" | "selp.b64" => values[if values[2] != 0 { 0 } else { 1 }],
-        "cvt.f32.f16" => widen_half(values[0] as u16).to_bits().into(),
-        "cvt.rn.f16.f32" => narrow_to_half(float(0)).into(),
-        "cvt.f64.f32" => f64::from(float(0)).to_bits(),
-        "cvt.rn.f32.f64" => (f64::from_bits(values[0]) as f32).to_bits().into(),
-        "cvt.u16.u32" => u64::from(word(0) as u16),
-        "cvt.u32.u16" => u64::from(values[0] as u16),
-        "cvt.u64.u32" | "mov.b32" | "mov.u32" => word(0).into(),
-        _ => values[0],
+/// What an instruction computes, and of how many operands.
+fn operation(opcode: &str) -> Option<(Operation, usize)> {
+    fn float(bits: u64) -> f32 {
+        f32::from_bits(bits as u32)
+    }
+    fn bits(float: f32) -> u64 {
+        float.to_bits().into()
+    }
+    let one: Operation = match opcode {
+        "mov.b64" => |[a, ..]| a,
+        "mov.b32" | "mov.u32" | "cvt.u64.u32" => |[a, ..]| (a as u32).into(),
+        "cvt.u16.u32" | "cvt.u32.u16" => |[a, ..]| (a as u16).into(),
+        "cvt.f32.f16" => |[a, ..]| bits(widen_half(a as u16)),
+        "cvt.rn.f16.f32" => |[a, ..]| narrow_to_half(float(a)).into(),
+        "cvt.f64.f32" => |[a, ..]| f64::from(float(a)).to_bits(),
+        "cvt.rn.f32.f64" => |[a, ..]| bits(f64::from_bits(a) as f32),
+        _ => return operation_of_several(opcode),
+    };
+    return Some((one, 1));
+
+    fn operation_of_several(opcode: &str) -> Option<(Operation, usize)> {
+        let two: Operation = match opcode {
+            "add.u32" => |[a, b, _]| (a as u32).wrapping_add(b as u32).into(),
+            "add.u64" => |[a, b, _]| a.wrapping_add(b),
+            "and.b32" => |[a, b, _]| (a as u32 & b as u32).into(),
+            "or.b32" => |[a, b, _]| (a as u32 | b as u32).into(),
+            "shl.b16" => |[a, b, _]| (((a as u32) << b) as u16).into(),
+            "shl.b32" => |[a, b, _]| ((a as u32) << b).into(),
+            "shr.u32" => |[a, b, _]| (a as u32 >> b).into(),
+            "mul.wide.u32" => |[a, b, _]| u64::from(a as u32) * u64::from(b as u32),
+            "mul.f32" => |[a, b, _]| bits(float(a) * float(b)),
+            "setp.eq.u32" => |[a, b, _]| (a as u32 == b as u32).into(),
+            "setp.ge.u64" => |[a, b, _]| (a >= b).into(),
+            "setp.nan.f32" => |[a, b, _]| (float(a).is_nan() || float(b).is_nan()).into(),
+            "mad.lo.u64" => return Some((|[a, b, c]| a.wrapping_mul(b).wrapping_add(c), 3)),
+            "selp.b16" | "selp.b32" | "selp.b64" => {
+                return Some((|[a, b, condition]| if condition != 0 { a } else { b }, 3));
+            }
+            _ => return None,
+        };
+        Some((two, 2))
     }
 }
 
@@ -293,9 +283,10 @@ fn narrow_to_half(value: f32) -> u16 {
 }
 
 /// The bytes of the type that an instruction ends with.
-fn type_bytes(opcode: &str) -> usize {
-    let bits = opcode.rsplit(|letter: char| !letter.is_ascii_digit()).next();
-    bits.and_then(|bits| bits.parse().ok()).map_or(0, |bits: usize| bits / 8)
+fn type_bytes(opcode: &str) -> Option<usize> {
+    let bits: usize =
+        opcode.rsplit(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()?;
+    matches!(bits, 8 | 16 | 32 | 64).then_some(bits / 8)
 }
 
 /// Reads a value of device memory, or of host memory that a device sees.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::output::{Out, put};
 use crate::codes::{self, Code};
-use crate::driver::{Needs, call};
+use crate::driver::{Module, Needs, call};
 use crate::kernels::{Kernel, Launch};
 use crate::streams::Work;
 
@@ -17,11 +17,11 @@ pub extern "C" fn cuModuleLoadData(module: Out<'_, u64>, image: Option<&c_char>)
         // SAFETY: by the interface this is where a text of C begins.
         let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
         let kernel = Kernel::parse(&text).map_err(|line| {
-            eprintln!("stub CUDA: a kernel has what no stub can do: {}", line.0);
+            eprintln!("stub CUDA: unsupported PTX: {}", line.0);
             codes::INVALID_PTX
         })?;
         let handle = driver.handles.issue();
-        driver.modules.insert(handle, Arc::new(kernel));
+        driver.modules.insert(handle, Module { context: driver.here, kernel: Arc::new(kernel) });
         put(module, handle)
     })
 }
@@ -37,8 +37,8 @@ pub extern "C" fn cuModuleGetFunction(
         let name = name.ok_or(codes::INVALID_VALUE)?;
         // SAFETY: by the interface this is where a text of C begins.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        let kernel = driver.modules.get(&module).ok_or(codes::INVALID_HANDLE)?;
-        if kernel.name != name {
+        let found = driver.modules.get(&module).ok_or(codes::INVALID_HANDLE)?;
+        if found.kernel.name != name {
             return Err(codes::NOT_FOUND);
         }
         put(function, module)
@@ -49,7 +49,7 @@ pub extern "C" fn cuModuleGetFunction(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: u64) -> Code {
     call("cuModuleUnload", Needs::Context, |driver| {
-        let Some(kernel) = driver.modules.remove(&module) else {
+        let Some(Module { kernel, .. }) = driver.modules.remove(&module) else {
             let words = driver.handles.describe_missing(module, "a module");
             return Err(driver.fault(codes::INVALID_HANDLE, words));
         };
@@ -80,7 +80,12 @@ pub extern "C" fn cuLaunchKernel(
     extra: *const c_void,
 ) -> Code {
     call("cuLaunchKernel", Needs::Context, |driver| {
-        let kernel = driver.modules.get(&function).map(Arc::clone).ok_or(codes::INVALID_HANDLE)?;
+        let module = driver.modules.get(&function).ok_or(codes::INVALID_HANDLE)?;
+        if module.context != driver.here {
+            let words = format!("the kernel {function:#x} is not of the current context");
+            return Err(driver.fault(codes::INVALID_HANDLE, words));
+        }
+        let kernel = Arc::clone(&module.kernel);
         const MAX_THREADS: u32 = 1024;
         let is_flat = [grid_y, grid_z, block_y, block_z] == [1; 4] && shared_bytes == 0;
         let is_valid = grid_x > 0 && (1..=MAX_THREADS).contains(&block_x);
@@ -90,7 +95,7 @@ pub extern "C" fn cuLaunchKernel(
         let places = std::ptr::from_ref(params.ok_or(codes::INVALID_VALUE)?);
         // SAFETY: by the interface there is an address of each parameter, which has 64 bits.
         let read = |index: usize| unsafe { (*places.add(index)).cast::<u64>().read_unaligned() };
-        let params = (0..kernel.params.len()).map(read).collect();
+        let params = (0..kernel.param_count).map(read).collect();
         let launch = Launch { blocks: grid_x, threads: block_x, params };
         let stream = driver.stream_here(stream)?;
         driver.streams.queue(stream, Work::Run { kernel, launch });
