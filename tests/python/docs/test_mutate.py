@@ -1,4 +1,4 @@
-"""`scripts/mutate` leaves no test behind, however it ends."""
+"""`scripts/mutate` leaves no test behind, however it ends, and what it replaces is there."""
 
 import os
 import subprocess
@@ -47,3 +47,18 @@ def test_a_step_that_fails_ends_the_mutations_and_their_test(tmp_path):
     assert subprocess.run(command, cwd=REPOSITORY, timeout=PATIENCE).returncode == 3
     pid = (tmp_path / "pid").read_text().strip()
     until("the test has ended", lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_every_text_that_a_mutation_replaces_is_there_once():
+    code = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "scripts")
+import mutate
+
+mutate.TREE = Path.cwd()
+for path in mutate.MUTATIONS.glob("*.toml"):
+    mutate.Part(path.stem).check_texts()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
