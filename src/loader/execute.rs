@@ -438,10 +438,18 @@ impl<S> SourceReader<'_, S> {
             }
             return Ok(());
         }
-        let mode = self.read_staged(&range, &mut targets, |buffer, aligned| {
-            let available = (aligned.end.min(file.open_file().size()) - aligned.start) as usize;
-            file.read_aligned(buffer, available, aligned.start).map(Some)
-        })?;
+        let available = |aligned: &Range<u64>| {
+            (aligned.end.min(file.open_file().size()) - aligned.start) as usize
+        };
+        let mode = match in_place_targets::<T, S>(&mut targets) {
+            Some(mut targets) => self.read_staged(&range, &mut [], |scratch, aligned| {
+                let len = available(&aligned);
+                file.read_into_place(&aligned, len, &mut targets, scratch).map(Some)
+            })?,
+            None => self.read_staged(&range, &mut targets, |buffer, aligned| {
+                file.read_aligned(buffer, available(&aligned), aligned.start).map(Some)
+            })?,
+        };
         let tally = match mode {
             Some(ReadMode::Buffered) => &tally.buffered,
             _ => &tally.direct,

@@ -20,7 +20,7 @@ use crate::virtual_file::{
 
 use super::error::LoadError;
 use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
-use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
+use super::memory::{BufferAlignment, FileMappings, MapRefusal, MappedTensor, TensorBuffer};
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
 
@@ -170,7 +170,7 @@ impl OpenCheckpoint {
 
     /// Loads one tensor, or a slice of one.
     pub fn load(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
-        let mut buffer = self.allocate(tensor)?;
+        let mut buffer = self.allocate(tensor, BufferAlignment::default())?;
         self.load_into([(tensor, &mut buffer[..])])?;
         Ok(buffer)
     }
@@ -193,7 +193,7 @@ impl OpenCheckpoint {
         threads: Option<usize>,
     ) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
         let tensors: Vec<_> = tensors.iter().map(|tensor| (self, *tensor)).collect();
-        load_many_owned(&tensors, stop, threads)
+        load_many_owned(&tensors, BufferAlignment::default(), stop, threads)
     }
 
     /// Loads tensors or slices into memory of exactly their length. On error its contents are unspecified.
@@ -258,10 +258,15 @@ impl OpenCheckpoint {
         self.is_local() || self.mappings.is_mapped(tensor)
     }
 
-    fn allocate(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
-        let bytes = tensor.bytes.len();
-        let buffer = usize::try_from(bytes).ok().and_then(TensorBuffer::new);
-        buffer.ok_or_else(|| LoadError::OutOfMemory { path: self.path.clone(), bytes })
+    fn allocate(
+        &self,
+        tensor: &Tensor,
+        alignment: BufferAlignment,
+    ) -> Result<TensorBuffer, LoadError> {
+        TensorBuffer::for_tensor(&tensor.bytes, alignment).ok_or_else(|| LoadError::OutOfMemory {
+            path: self.path.clone(),
+            bytes: tensor.bytes.len(),
+        })
     }
 
     fn load_source(&self) -> LoadSource<'_> {
@@ -404,10 +409,11 @@ fn split_policy<T, S: Sink<T>>(is_remote: bool, _sink: &S) -> SplitPolicy {
 /// Like [`load_many`], each tensor into memory of its own.
 pub fn load_many_owned(
     tensors: &[(&OpenCheckpoint, &Tensor)],
+    alignment: BufferAlignment,
     stop: &AtomicBool,
     threads: Option<usize>,
 ) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
-    let buffers = tensors.iter().map(|(checkpoint, tensor)| checkpoint.allocate(tensor));
+    let buffers = tensors.iter().map(|(checkpoint, tensor)| checkpoint.allocate(tensor, alignment));
     let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let targets = tensors.iter().zip(buffers.iter_mut().map(|buffer| &mut buffer[..]));
     let requests =

@@ -14,7 +14,7 @@ use memmap2::{MmapMut, MmapRaw};
 
 use crate::checkpoint::{OpenOrigins, Tensor, TensorBytes};
 use crate::huge_pages;
-use crate::source::SourceError;
+use crate::source::{DIRECT_ALIGNMENT_BYTES, SourceError};
 
 /// From this size on memory is mapped, and unmapped when it is dropped. Below, the program's own allocator is
 /// faster.
@@ -23,7 +23,21 @@ const MIN_MAPPED_BYTES: usize = 256 << 10;
 /// The widest vector that a processor works with.
 const ALIGNMENT_BYTES: usize = 64;
 
-/// Zeroed memory of its own, aligned for the widest vectors of processors (64 bytes).
+/// No element of a tensor needs a larger alignment.
+const MAX_ELEMENT_BYTES: u64 = 8;
+
+/// Where the memory of a tensor begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BufferAlignment {
+    /// At a multiple of 64 bytes, the widest vector of a processor.
+    Vector,
+    /// As the tensor does in a page of its file, so that direct reads fill the memory in place. Small tensors, and those
+    /// that are not contiguous and aligned in a file, begin as with [`BufferAlignment::Vector`].
+    #[default]
+    File,
+}
+
+/// Zeroed memory of its own.
 pub struct TensorBuffer {
     allocation: Allocation,
     len: usize,
@@ -32,12 +46,28 @@ pub struct TensorBuffer {
 enum Allocation {
     /// The second value is the aligned start.
     Heap(Vec<u8>, usize),
-    Mapped(MmapMut),
+    Mapped(MmapMut, usize),
 }
 
 impl TensorBuffer {
-    /// Allocates so many bytes; `None` if the system has not as many.
+    /// Allocates memory for a tensor; `None` if the system has not as much.
+    pub fn for_tensor(bytes: &TensorBytes, alignment: BufferAlignment) -> Option<TensorBuffer> {
+        let offset = match bytes {
+            TensorBytes::Run(run) if alignment == BufferAlignment::File => run.offset,
+            _ => 0,
+        };
+        let is_aligned = offset.is_multiple_of(MAX_ELEMENT_BYTES);
+        let shift = if is_aligned { offset % DIRECT_ALIGNMENT_BYTES as u64 } else { 0 };
+        TensorBuffer::with_shift(usize::try_from(bytes.len()).ok()?, shift as usize)
+    }
+
+    /// Allocates so many bytes, aligned for vectors; `None` if the system has not as many.
     pub fn new(len: usize) -> Option<TensorBuffer> {
+        TensorBuffer::with_shift(len, 0)
+    }
+
+    /// Allocates so many bytes. Where they are mapped, they begin at `shift` in a page.
+    fn with_shift(len: usize, shift: usize) -> Option<TensorBuffer> {
         let allocation = if len < MIN_MAPPED_BYTES {
             let mut vec = Vec::new();
             vec.try_reserve_exact(len + ALIGNMENT_BYTES).ok()?;
@@ -45,7 +75,7 @@ impl TensorBuffer {
             let start = vec.as_ptr().align_offset(ALIGNMENT_BYTES).min(ALIGNMENT_BYTES);
             Allocation::Heap(vec, start)
         } else {
-            Allocation::Mapped(huge_pages::allocate_zeroed(len).ok()?)
+            Allocation::Mapped(huge_pages::allocate_zeroed(len.checked_add(shift)?).ok()?, shift)
         };
         Some(TensorBuffer { allocation, len })
     }
@@ -57,7 +87,7 @@ impl Deref for TensorBuffer {
     fn deref(&self) -> &[u8] {
         match &self.allocation {
             Allocation::Heap(vec, start) => &vec[*start..*start + self.len],
-            Allocation::Mapped(map) => map,
+            Allocation::Mapped(map, start) => &map[*start..*start + self.len],
         }
     }
 }
@@ -66,7 +96,7 @@ impl DerefMut for TensorBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.allocation {
             Allocation::Heap(vec, start) => &mut vec[*start..*start + self.len],
-            Allocation::Mapped(map) => map,
+            Allocation::Mapped(map, start) => &mut map[*start..*start + self.len],
         }
     }
 }
@@ -178,6 +208,8 @@ impl FileMappings {
 
 #[cfg(test)]
 mod tests {
+    use crate::checkpoint::{ByteRun, OriginId};
+
     use super::*;
 
     #[test]
@@ -191,5 +223,21 @@ mod tests {
             assert!(memory.iter().all(|&byte| byte == 7));
         }
         assert!(TensorBuffer::new(1 << 60).is_none());
+    }
+
+    #[test]
+    fn large_memory_begins_in_a_page_as_the_tensor_does_in_its_file() {
+        let start = |offset, len, alignment| {
+            let run = ByteRun { origin: OriginId(0), offset, len };
+            let memory = TensorBuffer::for_tensor(&TensorBytes::Run(run), alignment).unwrap();
+            assert_eq!(memory.len() as u64, len);
+            memory.as_ptr().addr() % DIRECT_ALIGNMENT_BYTES
+        };
+        let (large, small) = (MIN_MAPPED_BYTES as u64, MIN_MAPPED_BYTES as u64 - 1);
+        assert_eq!(start(5 * 4096 + 312, large, BufferAlignment::File), 312);
+        // Elements must be aligned, whatever the file does.
+        assert_eq!(start(5 * 4096 + 313, large, BufferAlignment::File), 0);
+        assert_eq!(start(5 * 4096 + 312, large, BufferAlignment::Vector), 0);
+        assert_eq!(start(5 * 4096 + 312, small, BufferAlignment::File) % ALIGNMENT_BYTES, 0);
     }
 }

@@ -35,7 +35,7 @@ pub use execute::LoadReport;
 pub use handle::{LoadRequest, OpenCheckpoint, Route, load_many, load_many_owned};
 #[cfg(feature = "cuda")]
 pub(crate) use handle::{SinkRequest, load_with_sink};
-pub use memory::{MapRefusal, MappedTensor, TensorBuffer};
+pub use memory::{BufferAlignment, MapRefusal, MappedTensor, TensorBuffer};
 pub use open::{LoadOptions, LoadRecipe, open};
 #[cfg(feature = "cuda")]
 pub(crate) use sink::{BUFFER_BYTES, Sink};

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::checkpoint;
-use crate::loader::{self, LoadRequest};
+use crate::loader::{self, BufferAlignment, LoadRequest};
 
 use super::error::load_exception;
 use super::interruptible::{StopFlag, WaitMode, without_gil};
@@ -75,17 +75,19 @@ impl<'py> IntoPyObject<'py> for ReportDict {
 }
 
 /// Loads tensors, each into memory of its own. Returns also what was done. `threads` defaults to that of the first
-/// tensor's checkpoint.
+/// tensor's checkpoint. With `for_vectors`, memory begins at multiples of 64 bytes.
 #[pyfunction]
-#[pyo3(signature = (tensors, stop=None, threads=None))]
+#[pyo3(signature = (tensors, stop=None, threads=None, for_vectors=false))]
 pub fn load(
     py: Python<'_>,
     tensors: Vec<PyRef<'_, PyTensor>>,
     stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
+    for_vectors: bool,
 ) -> PyResult<(Vec<PyMemory>, ReportDict)> {
+    let alignment = if for_vectors { BufferAlignment::Vector } else { BufferAlignment::File };
     let done = load_new(py, &tensors, stop, move |tensors, stop| {
-        loader::load_many_owned(tensors, stop, threads)
+        loader::load_many_owned(tensors, alignment, stop, threads)
     })?;
     let (memory, report) = done.map_err(|error| load_exception(py, &error))?;
     Ok((memory.into_iter().map(PyMemory::owned).collect(), ReportDict(report)))

@@ -3,6 +3,7 @@
 //! A [`FileReader`] holds the file, and remembers which of these its filesystem supports. Every read but
 //! [`FileReader::read_cached`] checks that the file is unchanged.
 
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,7 @@ use super::file::{OpenFile, SourceFile};
 use super::metadata::FilesystemKind;
 use super::page_cache::{LentPages, PageCacheGuard, PageLender, Residency, WholeFileGuard};
 use super::read_at::ReadAt;
+use super::read_spans::{Span, plan_spans};
 use super::store::PreferredRequests;
 
 /// Offsets, lengths and buffers of direct reads must be multiples of this. All disks in use require this or less.
@@ -91,6 +93,40 @@ impl FileReader {
         }
         self.read_buffered(&mut out[..len], offset)?;
         Ok(ReadMode::Buffered)
+    }
+
+    /// Fills targets that lie in a range of the file, in order, whose ends are aligned: directly if the filesystem can,
+    /// else buffered. Near the end of the file only the first `len` bytes of the range exist. Whole pages of targets that
+    /// begin in memory as in the file are read into place. The rest goes through `scratch`, aligned memory as long as the
+    /// range.
+    pub fn read_into_place(
+        &self,
+        range: &Range<u64>,
+        len: usize,
+        targets: &mut [(u64, &mut [u8])],
+        scratch: &mut [u8],
+    ) -> Result<ReadMode, SourceError> {
+        let targets = targets.iter_mut().map(|(at, target)| (*at, &mut target[..]));
+        let mut spans = plan_spans(range, targets, scratch);
+        let mut mode = ReadMode::Buffered;
+        if let Some(direct) = self.direct_file() {
+            let mut slices: Vec<_> = spans.iter_mut().map(Span::as_io_slice).collect();
+            match direct.read_exact_vectored_at(&mut slices, range.start)? {
+                DirectReadOutcome::Complete => mode = ReadMode::Direct,
+                DirectReadOutcome::Unsupported => self.disable_direct(),
+            }
+        }
+        if mode == ReadMode::Buffered {
+            let mut at = 0;
+            for span in &mut spans {
+                let needed = span.bytes.len().min(len - at);
+                self.file.read_exact_at(&mut span.bytes[..needed], range.start + at as u64)?;
+                at += needed;
+            }
+        }
+        self.file.check_unchanged()?;
+        spans.iter_mut().for_each(Span::copy_out);
+        Ok(mode)
     }
 
     /// Fills `out`, aligned memory, from an aligned offset past the page cache; false if the filesystem cannot.
@@ -214,16 +250,27 @@ impl DirectFile {
     /// Fills `buf` from `offset`, both aligned. Near the end of the file only the bytes up to it are read; fewer
     /// are an error. Must be followed by [`OpenFile::check_unchanged`].
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<DirectReadOutcome, SourceError> {
+        self.read_exact_vectored_at(&mut [IoSliceMut::new(buf)], offset)
+    }
+
+    /// As [`DirectFile::read_exact_at`], into adjacent bytes of several buffers, all aligned.
+    fn read_exact_vectored_at(
+        &self,
+        mut buffers: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> Result<DirectReadOutcome, SourceError> {
         let remaining = self.file.identity().size.saturating_sub(offset);
-        let needed = remaining.min(buf.len() as u64) as usize;
+        let len: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        let needed = remaining.min(len) as usize;
         let mut done = 0;
         while done < needed {
-            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
+            match rustix::io::preadv(&self.fd, buffers, offset + done as u64) {
                 Ok(n)
                     if n > 0
                         && (done + n >= needed || n.is_multiple_of(DIRECT_ALIGNMENT_BYTES)) =>
                 {
                     done += n;
+                    IoSliceMut::advance_slices(&mut buffers, n);
                 }
                 // Shorter than its own size: it was truncated.
                 Ok(_) => return Err(SourceError::Truncated { path: self.file.path(), offset }),
@@ -257,6 +304,32 @@ mod tests {
         let mut buf = MmapMut::map_anon(16_384).unwrap();
         assert_eq!(direct.read_exact_at(&mut buf, 4096).unwrap(), DirectReadOutcome::Complete);
         assert_eq!(&buf[..bytes.len() - 4096], &bytes[4096..]);
+    }
+
+    #[test]
+    fn whole_pages_of_targets_are_read_into_place_up_to_the_end_of_the_file() {
+        let bytes: Vec<u8> = (0..90_000u32).map(|n| (n % 251) as u8).collect();
+        let (_dir, file) = test_file::on_disk(&bytes);
+        let file = Arc::new(file);
+        let (direct, buffered) = (FileReader::new(&file), FileReader::new(&file));
+        buffered.disable_direct();
+        for (reader, expected) in [(direct, ReadMode::Direct), (buffered, ReadMode::Buffered)] {
+            for shift in [4100 % DIRECT_ALIGNMENT_BYTES, 8] {
+                let mut memory = MmapMut::map_anon(100_000).unwrap();
+                let mut scratch = MmapMut::map_anon(90_112).unwrap();
+                let (first, second) = memory.split_at_mut(90_000);
+                let targets =
+                    &mut [(4100, &mut first[shift..][..80_000]), (89_990, &mut second[..10])];
+                let range = 4096..94_208;
+                let mode = reader.read_into_place(&range, 85_904, targets, &mut scratch).unwrap();
+                assert_eq!(mode, expected);
+                assert!(memory[shift..][..80_000] == bytes[4100..84_100]);
+                assert!(memory[90_000..][..10] == bytes[89_990..]);
+                // In place, only the ends went through the scratch memory.
+                let is_copied = scratch[16_384..].iter().any(|byte| *byte != 0);
+                assert_eq!(is_copied, shift == 8);
+            }
+        }
     }
 
     #[test]

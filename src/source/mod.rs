@@ -23,6 +23,7 @@ mod metadata;
 mod missing;
 mod page_cache;
 mod read_at;
+mod read_spans;
 #[cfg(feature = "remote")]
 mod remote;
 mod request_counters;

@@ -8,8 +8,11 @@ use std::time::SystemTime;
 use crate::common::samples::{all_samples, sharded};
 use ckptfs::checkpoint::Tensor;
 use ckptfs::loader::{
-    LoadError, LoadOptions, LoadRequest, OpenCheckpoint, load_many, load_many_owned,
+    BufferAlignment, LoadError, LoadOptions, LoadRequest, OpenCheckpoint, load_many,
+    load_many_owned,
 };
+
+const FILE: BufferAlignment = BufferAlignment::File;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -33,7 +36,7 @@ fn a_load_of_several_equals_loads_one_by_one() {
         let opened: Vec<OpenCheckpoint> =
             all.iter().map(|(_, (_, path))| options.open(path).unwrap()).collect();
         let wanted = mixed(&opened);
-        let (memory, report) = load_many_owned(&wanted, &NEVER, None).unwrap();
+        let (memory, report) = load_many_owned(&wanted, FILE, &NEVER, None).unwrap();
         let bytes: u64 = wanted.iter().map(|(_, tensor)| tensor.bytes.len()).sum();
         assert_eq!((report.tensors, report.bytes), (wanted.len(), bytes));
         for ((of, tensor), memory) in wanted.iter().zip(&memory) {
@@ -62,14 +65,14 @@ fn an_error_names_the_checkpoint_at_fault() {
     let shard = bad.join("model-00002-of-00003.safetensors");
     let file = OpenOptions::new().write(true).open(&shard).unwrap();
     file.set_times(fs::FileTimes::new().set_modified(SystemTime::UNIX_EPOCH)).unwrap();
-    let error = load_many_owned(&wanted, &NEVER, None).unwrap_err();
+    let error = load_many_owned(&wanted, FILE, &NEVER, None).unwrap_err();
     assert!(error.to_string().starts_with(shard.to_str().unwrap()), "{error}");
     let tensor = opened[1].tensors().iter().find(|tensor| !tensor.bytes.is_empty()).unwrap();
     let wanted = LoadRequest { checkpoint: &opened[1], tensor, target: &mut [] };
     let error = load_many([wanted], &NEVER, None).unwrap_err();
     assert!(matches!(&error, LoadError::TargetLength { path, .. } if *path == bad), "{error}");
     assert!(matches!(
-        load_many_owned(&mixed(&opened[..1]), &true.into(), None).unwrap_err(),
+        load_many_owned(&mixed(&opened[..1]), FILE, &true.into(), None).unwrap_err(),
         LoadError::Stopped { path } if path == good
     ));
 }

@@ -56,6 +56,8 @@ class DLPack:
     """The framework of `framework="dlpack"`."""
 
     BACKEND = settings.PREAD
+    # Some libraries refuse memory of another alignment.
+    FOR_VECTORS = True
 
     @staticmethod
     def dtype(name):

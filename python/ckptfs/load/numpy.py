@@ -14,6 +14,7 @@ class Numpy:
 
     # As in safetensors: each array has memory of its own.
     BACKEND = PREAD
+    FOR_VECTORS = False
 
     @staticmethod
     @functools.cache

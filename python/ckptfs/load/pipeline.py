@@ -184,9 +184,9 @@ def can_load_directly(device, options, load=None, count=1):
 # Read
 
 
-def read(tensors, load):
+def read(tensors, framework, load):
     """Reads tensors, each into memory of its own."""
-    memory, counts = _ckptfs.load(tensors, load.stop, load.threads)
+    memory, counts = _ckptfs.load(tensors, load.stop, load.threads, framework.FOR_VECTORS)
     load.report._add(counts)
     load.add_loaded(len(memory), sum(map(len, memory)))
     return memory
@@ -195,7 +195,7 @@ def read(tensors, load):
 def map_or_read(tensors, options, load):
     """The bytes of each tensor, mapped where the backend says so and it can be, else read."""
     if options.backend != MMAP:
-        return read(tensors, load)
+        return read(tensors, options.framework, load)
     memory, unmapped, mapped_bytes = [None] * len(tensors), [], 0
     for place, tensor in enumerate(tensors):
         if tensor.nbytes:
@@ -211,7 +211,7 @@ def map_or_read(tensors, options, load):
     load.report.mapped += mapped_bytes
     load.add_loaded(len(tensors) - len(unmapped), mapped_bytes)
     if unmapped:
-        for place, held in zip(unmapped, read([tensors[place] for place in unmapped], load), strict=True):
+        for place, held in zip(unmapped, read([tensors[place] for place in unmapped], options.framework, load), strict=True):
             memory[place] = held
     return memory
 

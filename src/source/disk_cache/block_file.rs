@@ -16,9 +16,9 @@ use rustix::io::{Errno, preadv};
 
 use crate::source::file_limit::open_within_limit;
 use crate::source::page_cache::count_cached_pages;
+use crate::source::read_spans::{PAGE_BYTES, Span, plan_spans};
 
 use super::block::{BlockError, HEADER_BYTES};
-use super::read_spans::{PAGE_BYTES, Span, plan_spans};
 
 /// Bytes that are read and compared at a time. A block in memory has 1 MiB. With all bytes that its first and
 /// last checksum cover, it takes one read.

@@ -11,7 +11,7 @@ use super::block::{
     BlockError, CHECKED_BYTES, ChecksumHasher, HEADER_BYTES, file_offset, parse_header,
 };
 use super::block_file::{MAX_GAP_BYTES, OpenBlockFile, READ_BYTES};
-use super::read_spans::{PAGE_BYTES, Span};
+use crate::source::read_spans::{PAGE_BYTES, Span};
 
 /// An open block.
 #[derive(Debug)]

@@ -14,7 +14,6 @@ mod ledger;
 mod limits;
 mod manifest;
 mod object;
-mod read_spans;
 mod usage;
 
 pub use folder::{CacheReport, DiskCache, RemovedBlocks};

@@ -221,6 +221,24 @@ def test_a_slice_reads_little_else(tmp_path):
     assert report.bytes == 40_000 and 40_000 <= read <= 80_000
 
 
+def test_memory_begins_in_a_page_as_the_tensor_does_in_its_file(tmp_path):
+    path = tmp_path / "large.safetensors"
+    tensors = {"a": numbers(3, 1031, 300), "b": numbers(4, 700, 777).double()}
+    safetensors.torch.save_file(tensors, path)
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    loaded = ckptfs.torch.load_file(path, backend="pread")
+    for name, tensor in tensors.items():
+        offset = 8 + header_bytes + header[name]["data_offsets"][0]
+        assert (loaded[name].data_ptr() - offset) % 4096 == 0 and loaded[name].equal(tensor)
+    # Other libraries refuse memory that begins elsewhere.
+    with ckptfs.safe_open(path, framework="dlpack") as file:
+        for name, tensor in tensors.items():
+            array = torch.from_dlpack(file.get_tensor(name))
+            assert array.data_ptr() % 64 == 0 and array.equal(tensor)
+
+
 def test_reports_say_how_tensors_were_read(folder, backend):
     told = []
     before = ckptfs.stats()

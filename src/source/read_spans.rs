@@ -1,4 +1,4 @@
-//! The memory that one read of a block's file fills: whole pages in their targets, the rest in scratch memory.
+//! The memory that one direct read of a file fills: whole pages in their targets, the rest in scratch memory.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
