@@ -52,7 +52,7 @@ def origin(results):
     text = (f"`{results['command']}`, {runs}; {machine['cores']} cores, {machine['memory_gb']} GB, "
             f"{machine['filesystem']}, Linux {machine['kernel']}; {versions}.")  # fmt: skip
     for command in dict.fromkeys(row["command"] for row in rows if "command" in row):
-        names = ", ".join(f"*{' '.join(row['row'])}*" for row in rows if row.get("command") == command)
+        names = ", ".join(f"*{', beside '.join(row['row'])}*" for row in rows if row.get("command") == command)
         text += f" For {names}: `{command}`."
     return "\n".join(textwrap.wrap(text, 110, break_on_hyphens=False))
 
