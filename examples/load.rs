@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use ckptfs::loader::{LoadOptions, TensorBuffer};
+use ckptfs::loader::{BufferAlignment, LoadOptions, TensorBuffer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = LoadOptions { threads, ..LoadOptions::default() }.open(Path::new(&path))?;
 
     let tensors = model.tensors();
-    let memory = tensors.iter().map(|tensor| TensorBuffer::new(tensor.bytes.len() as usize));
+    let memory =
+        tensors.iter().map(|tensor| TensorBuffer::for_tensor(&tensor.bytes, BufferAlignment::File));
     let mut memory: Vec<TensorBuffer> =
         memory.collect::<Option<_>>().ok_or("too large for memory")?;
     let report =

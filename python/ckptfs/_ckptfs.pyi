@@ -85,7 +85,7 @@ class TempFile:
     def drop(self) -> None: ...
 
 def load(
-    tensors: Sequence[Tensor], stop: Stop | None = None, threads: int | None = None, for_vectors: bool = False
+    tensors: Sequence[Tensor], stop: Stop | None = None, threads: int | None = None, vector_aligned: bool = False
 ) -> tuple[list[Memory], _ReportDict]: ...
 def load_into(
     tensors: Sequence[Tensor], addresses: Sequence[int], stop: Stop | None = None

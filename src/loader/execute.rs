@@ -55,7 +55,7 @@ pub struct LoadReport {
     pub gathered: u64,
     /// Bytes of tensors that were cast, in their new type.
     pub cast: u64,
-    /// Of these, bytes cast on a device. How they were read is counted before the cast.
+    /// Of these, bytes cast on a device. `cached`, `direct` and so on count them in the type before the cast.
     pub device_cast: u64,
     /// Bytes that were in memory already.
     pub memory: u64,

@@ -32,12 +32,12 @@ pub enum BufferAlignment {
     /// At a multiple of 64 bytes, the widest vector of a processor.
     Vector,
     /// As the tensor does in a page of its file, so that direct reads fill the memory in place. Small tensors, and those
-    /// that are not contiguous and aligned in a file, begin as with [`BufferAlignment::Vector`].
+    /// that are not one run at a multiple of 8 bytes, begin as with [`BufferAlignment::Vector`].
     #[default]
     File,
 }
 
-/// Zeroed memory of its own.
+/// Zeroed memory of its own, aligned to at least 8 bytes: see [`BufferAlignment`].
 pub struct TensorBuffer {
     allocation: Allocation,
     len: usize,
@@ -52,12 +52,16 @@ enum Allocation {
 impl TensorBuffer {
     /// Allocates memory for a tensor; `None` if the system has not as much.
     pub fn for_tensor(bytes: &TensorBytes, alignment: BufferAlignment) -> Option<TensorBuffer> {
-        let offset = match bytes {
-            TensorBytes::Run(run) if alignment == BufferAlignment::File => run.offset,
+        let required_bytes = match alignment {
+            BufferAlignment::Vector => ALIGNMENT_BYTES as u64,
+            BufferAlignment::File => MAX_ELEMENT_BYTES,
+        };
+        let shift = match bytes {
+            TensorBytes::Run(run) if run.offset.is_multiple_of(required_bytes) => {
+                run.offset % DIRECT_ALIGNMENT_BYTES as u64
+            }
             _ => 0,
         };
-        let is_aligned = offset.is_multiple_of(MAX_ELEMENT_BYTES);
-        let shift = if is_aligned { offset % DIRECT_ALIGNMENT_BYTES as u64 } else { 0 };
         TensorBuffer::with_shift(usize::try_from(bytes.len()).ok()?, shift as usize)
     }
 
@@ -238,6 +242,7 @@ mod tests {
         // Elements must be aligned, whatever the file does.
         assert_eq!(start(5 * 4096 + 313, large, BufferAlignment::File), 0);
         assert_eq!(start(5 * 4096 + 312, large, BufferAlignment::Vector), 0);
+        assert_eq!(start(5 * 4096 + 320, large, BufferAlignment::Vector), 320);
         assert_eq!(start(5 * 4096 + 312, small, BufferAlignment::File) % ALIGNMENT_BYTES, 0);
     }
 }

@@ -75,17 +75,17 @@ impl<'py> IntoPyObject<'py> for ReportDict {
 }
 
 /// Loads tensors, each into memory of its own. Returns also what was done. `threads` defaults to that of the first
-/// tensor's checkpoint. With `for_vectors`, memory begins at multiples of 64 bytes.
+/// tensor's checkpoint. With `vector_aligned`, memory begins at multiples of 64 bytes.
 #[pyfunction]
-#[pyo3(signature = (tensors, stop=None, threads=None, for_vectors=false))]
+#[pyo3(signature = (tensors, stop=None, threads=None, vector_aligned=false))]
 pub fn load(
     py: Python<'_>,
     tensors: Vec<PyRef<'_, PyTensor>>,
     stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
-    for_vectors: bool,
+    vector_aligned: bool,
 ) -> PyResult<(Vec<PyMemory>, ReportDict)> {
-    let alignment = if for_vectors { BufferAlignment::Vector } else { BufferAlignment::File };
+    let alignment = if vector_aligned { BufferAlignment::Vector } else { BufferAlignment::File };
     let done = load_new(py, &tensors, stop, move |tensors, stop| {
         loader::load_many_owned(tensors, alignment, stop, threads)
     })?;

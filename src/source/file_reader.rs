@@ -95,10 +95,9 @@ impl FileReader {
         Ok(ReadMode::Buffered)
     }
 
-    /// Fills targets that lie in a range of the file, in order, whose ends are aligned: directly if the filesystem can,
-    /// else buffered. Near the end of the file only the first `len` bytes of the range exist. Whole pages of targets that
-    /// begin in memory as in the file are read into place. The rest goes through `scratch`, aligned memory as long as the
-    /// range.
+    /// Fills targets, which are in order and lie in `range`: directly if the filesystem can, else buffered. Both ends of the
+    /// range are aligned; near the end of the file only its first `len` bytes exist. Whole pages of targets that begin in
+    /// memory as in the file are read into place. The rest goes through `scratch`, aligned memory as long as the range.
     pub fn read_into_place(
         &self,
         range: &Range<u64>,
@@ -114,6 +113,7 @@ impl FileReader {
             match direct.read_exact_vectored_at(&mut slices, range.start)? {
                 DirectReadOutcome::Complete => mode = ReadMode::Direct,
                 DirectReadOutcome::Unsupported => self.disable_direct(),
+                DirectReadOutcome::UnsuitableMemory => {}
             }
         }
         if mode == ReadMode::Buffered {
@@ -141,6 +141,7 @@ impl FileReader {
                 self.disable_direct();
                 Ok(false)
             }
+            DirectReadOutcome::UnsuitableMemory => Ok(false),
         }
     }
 
@@ -237,6 +238,8 @@ enum DirectReadOutcome {
     Complete,
     /// The filesystem has no direct reads of this file, although it could be opened for them.
     Unsupported,
+    /// The memory is of a kind that no device writes to, such as another device's.
+    UnsuitableMemory,
 }
 
 impl DirectFile {
@@ -256,31 +259,48 @@ impl DirectFile {
     /// As [`DirectFile::read_exact_at`], into adjacent bytes of several buffers, all aligned.
     fn read_exact_vectored_at(
         &self,
-        mut buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [IoSliceMut<'_>],
         offset: u64,
     ) -> Result<DirectReadOutcome, SourceError> {
         let remaining = self.file.identity().size.saturating_sub(offset);
         let len: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         let needed = remaining.min(len) as usize;
-        let mut done = 0;
-        while done < needed {
-            match rustix::io::preadv(&self.fd, buffers, offset + done as u64) {
-                Ok(n)
-                    if n > 0
-                        && (done + n >= needed || n.is_multiple_of(DIRECT_ALIGNMENT_BYTES)) =>
-                {
-                    done += n;
-                    IoSliceMut::advance_slices(&mut buffers, n);
-                }
-                // Shorter than its own size: it was truncated.
-                Ok(_) => return Err(SourceError::Truncated { path: self.file.path(), offset }),
-                Err(Errno::INTR) => {}
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(DirectReadOutcome::Unsupported),
-                Err(e) => return Err(SourceError::io(&self.file.path(), "read it", e)),
-            }
+        let read = |buffers: &mut [IoSliceMut<'_>], done: usize| {
+            rustix::io::preadv(&self.fd, buffers, offset + done as u64)
+        };
+        match fill_buffers(buffers, needed, read) {
+            Ok(Some(outcome)) => Ok(outcome),
+            // Shorter than its own size: it was truncated.
+            Ok(None) => Err(SourceError::Truncated { path: self.file.path(), offset }),
+            Err(error) => Err(SourceError::io(&self.file.path(), "read it", error)),
         }
-        Ok(DirectReadOutcome::Complete)
     }
+}
+
+/// Fills buffers by several reads, if one returns less: `read` gets what is left of the buffers, and the number of bytes so
+/// far. `None` if there are fewer than the needed bytes.
+fn fill_buffers(
+    mut buffers: &mut [IoSliceMut<'_>],
+    needed: usize,
+    mut read: impl FnMut(&mut [IoSliceMut<'_>], usize) -> Result<usize, Errno>,
+) -> Result<Option<DirectReadOutcome>, Errno> {
+    let mut done = 0;
+    while done < needed {
+        match read(buffers, done) {
+            Ok(n) if n > 0 && (done + n >= needed || n.is_multiple_of(DIRECT_ALIGNMENT_BYTES)) => {
+                done += n;
+                IoSliceMut::advance_slices(&mut buffers, n);
+            }
+            Ok(_) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                return Ok(Some(DirectReadOutcome::Unsupported));
+            }
+            Err(Errno::FAULT) => return Ok(Some(DirectReadOutcome::UnsuitableMemory)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Some(DirectReadOutcome::Complete))
 }
 
 impl AsFd for DirectFile {
@@ -330,6 +350,51 @@ mod tests {
                 assert_eq!(is_copied, shift == 8);
             }
         }
+    }
+
+    #[test]
+    fn short_reads_go_on_where_they_ended_in_any_buffer() {
+        const PAGE: usize = DIRECT_ALIGNMENT_BYTES;
+        let file: Vec<u8> = (0..5 * PAGE - 96).map(|n| (n % 251) as u8).collect();
+        // Within a buffer, at its end, across one, and to the end of the file.
+        for steps in [vec![PAGE; 5], vec![2 * PAGE, PAGE, 2 * PAGE], vec![3 * PAGE, 2 * PAGE]] {
+            let (mut first, mut second) = (vec![0; 2 * PAGE], vec![0; 3 * PAGE]);
+            let buffers = &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+            let (mut steps, mut interrupted) = (steps.into_iter(), false);
+            let filled = fill_buffers(buffers, file.len(), |buffers, done| {
+                interrupted = !interrupted;
+                if interrupted {
+                    return Err(Errno::INTR);
+                }
+                let mut source = &file[done..file.len().min(done + steps.next().unwrap())];
+                let len = source.len();
+                for buffer in buffers {
+                    let (now, rest) = source.split_at(buffer.len().min(source.len()));
+                    buffer[..now.len()].copy_from_slice(now);
+                    source = rest;
+                }
+                Ok(len)
+            });
+            assert_eq!(filled, Ok(Some(DirectReadOutcome::Complete)));
+            assert!([first, second].concat()[..file.len()] == file);
+        }
+    }
+
+    #[test]
+    fn reads_that_cannot_go_on_say_why() {
+        let outcome = |answer: Result<usize, Errno>| {
+            let mut memory = vec![0; 2 * DIRECT_ALIGNMENT_BYTES];
+            let mut answers = [Ok(DIRECT_ALIGNMENT_BYTES), answer].into_iter();
+            let needed = memory.len();
+            fill_buffers(&mut [IoSliceMut::new(&mut memory)], needed, |_, _| {
+                answers.next().unwrap()
+            })
+        };
+        assert_eq!(outcome(Err(Errno::INVAL)), Ok(Some(DirectReadOutcome::Unsupported)));
+        assert_eq!(outcome(Err(Errno::FAULT)), Ok(Some(DirectReadOutcome::UnsuitableMemory)));
+        assert_eq!(outcome(Err(Errno::IO)), Err(Errno::IO));
+        // A part of a page, and the end, in front of the needed bytes.
+        assert_eq!((outcome(Ok(100)), outcome(Ok(0))), (Ok(None), Ok(None)));
     }
 
     #[test]

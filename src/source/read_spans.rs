@@ -1,9 +1,9 @@
-//! The memory that one direct read of a file fills: whole pages in their targets, the rest in scratch memory.
+//! The memory that one read of a file fills: whole pages in their targets, the rest in scratch memory.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-/// Direct reads fill whole pages, at page-aligned addresses.
+/// What direct reads fill is a multiple of this, at a multiple of this.
 pub const PAGE_BYTES: usize = 4096;
 
 /// Minimum bytes of a target that are read in place; fewer are copied.

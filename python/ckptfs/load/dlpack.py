@@ -56,8 +56,8 @@ class DLPack:
     """The framework of `framework="dlpack"`."""
 
     BACKEND = settings.PREAD
-    # Some libraries refuse memory of another alignment.
-    FOR_VECTORS = True
+    # Some libraries refuse memory that is not aligned to 64 bytes.
+    VECTOR_ALIGNED = True
 
     @staticmethod
     def dtype(name):

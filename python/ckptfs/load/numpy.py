@@ -14,7 +14,7 @@ class Numpy:
 
     # As in safetensors: each array has memory of its own.
     BACKEND = PREAD
-    FOR_VECTORS = False
+    VECTOR_ALIGNED = False
 
     @staticmethod
     @functools.cache

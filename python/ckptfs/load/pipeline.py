@@ -186,7 +186,7 @@ def can_load_directly(device, options, load=None, count=1):
 
 def read(tensors, framework, load):
     """Reads tensors, each into memory of its own."""
-    memory, counts = _ckptfs.load(tensors, load.stop, load.threads, framework.FOR_VECTORS)
+    memory, counts = _ckptfs.load(tensors, load.stop, load.threads, framework.VECTOR_ALIGNED)
     load.report._add(counts)
     load.add_loaded(len(memory), sum(map(len, memory)))
     return memory

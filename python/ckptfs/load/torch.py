@@ -30,7 +30,7 @@ class Torch:
 
     # As in safetensors: tensors are used where they lie in their file.
     BACKEND = MMAP
-    FOR_VECTORS = False
+    VECTOR_ALIGNED = False
 
     dtype, shape = staticmethod(torch_dtype), staticmethod(torch_shape)
 

@@ -232,7 +232,7 @@ def test_memory_begins_in_a_page_as_the_tensor_does_in_its_file(tmp_path):
     for name, tensor in tensors.items():
         offset = 8 + header_bytes + header[name]["data_offsets"][0]
         assert (loaded[name].data_ptr() - offset) % 4096 == 0 and loaded[name].equal(tensor)
-    # Other libraries refuse memory that begins elsewhere.
+    # Some libraries refuse memory that is not aligned to 64 bytes.
     with ckptfs.safe_open(path, framework="dlpack") as file:
         for name, tensor in tensors.items():
             array = torch.from_dlpack(file.get_tensor(name))
