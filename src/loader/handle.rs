@@ -118,9 +118,10 @@ impl OpenCheckpoint {
         self.files.iter().flatten().all(FileReader::is_local)
     }
 
-    /// Whether its files lie in stores.
+    /// Whether all of its files lie in stores.
     pub fn is_remote(&self) -> bool {
-        self.files.iter().flatten().any(FileReader::is_remote)
+        let mut files = self.files.iter().flatten().peekable();
+        files.peek().is_some() && files.all(FileReader::is_remote)
     }
 
     /// What was chosen and what was left out, in words.
@@ -401,7 +402,7 @@ pub fn load_with_sink<'a, T: Target + Send>(
     Ok(report)
 }
 
-/// Where extents of a checkpoint end.
+/// Where extents of a checkpoint end. Those of stores are larger than what is read of a local file at once.
 fn split_policy<T, S: Sink<T>>(is_remote: bool, _sink: &S) -> SplitPolicy {
     if is_remote && S::IS_HOST_MEMORY { SplitPolicy::REMOTE } else { SplitPolicy::LOCAL }
 }
