@@ -27,8 +27,6 @@ const MAX_PLAIN_READ_BYTES: u64 = 64 << 10;
 /// Targets that are shorter than this on average are read together and copied out.
 const MIN_IN_PLACE_BYTES: u64 = 16 << 10;
 
-const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
-
 /// How much a load loaded, how fast, and how each byte was read.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
@@ -55,7 +53,7 @@ pub struct LoadReport {
     pub gathered: u64,
     /// Bytes of tensors that were cast, in their new type.
     pub cast: u64,
-    /// Of these, bytes cast on a device. `cached`, `direct` and so on count them in the type before the cast.
+    /// The part of `cast` that was cast on devices. How it was read is counted in bytes before the cast.
     pub device_cast: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
@@ -392,10 +390,10 @@ impl<S> SourceReader<'_, S> {
         if let Some(targets) = in_place_targets::<T, S>(targets) {
             return Ok(targets.into_iter().try_for_each(|(at, target)| read(target, at))?);
         }
-        // The buffer begins as those for files do, so that values lie in it as in the origin.
-        let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
-        let filled = (range.start - start) as usize..(range.end - start) as usize;
-        self.sink.stage(self.source.path, start, targets, |buffer| {
+        // As for files, values lie in the buffer as in the origin.
+        self.read_staged(&range, targets, |buffer, aligned| {
+            let start = aligned.start;
+            let filled = (range.start - start) as usize..(range.end - start) as usize;
             read(&mut buffer[filled], range.start).map(Some)
         })?;
         Ok(())
@@ -438,16 +436,13 @@ impl<S> SourceReader<'_, S> {
             }
             return Ok(());
         }
-        let available = |aligned: &Range<u64>| {
-            (aligned.end.min(file.open_file().size()) - aligned.start) as usize
-        };
         let mode = match in_place_targets::<T, S>(&mut targets) {
             Some(mut targets) => self.read_staged(&range, &mut [], |scratch, aligned| {
-                let len = available(&aligned);
-                file.read_into_place(&aligned, len, &mut targets, scratch).map(Some)
+                file.read_into_place(&aligned, &mut targets, scratch).map(Some)
             })?,
             None => self.read_staged(&range, &mut targets, |buffer, aligned| {
-                file.read_aligned(buffer, available(&aligned), aligned.start).map(Some)
+                let available = (aligned.end.min(file.open_file().size()) - aligned.start) as usize;
+                file.read_aligned(buffer, available, aligned.start).map(Some)
             })?,
         };
         let tally = match mode {
@@ -529,6 +524,7 @@ impl<S> SourceReader<'_, S> {
     where
         S: Sink<T>,
     {
+        const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
         let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
         let end = range.end.next_multiple_of(ALIGNMENT_BYTES);
         self.sink.stage(self.source.path, start, targets, |buffer| {

@@ -96,12 +96,11 @@ impl FileReader {
     }
 
     /// Fills targets, which are in order and lie in `range`: directly if the filesystem can, else buffered. Both ends of the
-    /// range are aligned; near the end of the file only its first `len` bytes exist. Whole pages of targets that begin in
+    /// range are aligned, and the second may lie behind the end of the file. Whole pages of targets that begin in
     /// memory as in the file are read into place. The rest goes through `scratch`, aligned memory as long as the range.
     pub fn read_into_place(
         &self,
         range: &Range<u64>,
-        len: usize,
         targets: &mut [(u64, &mut [u8])],
         scratch: &mut [u8],
     ) -> Result<ReadMode, SourceError> {
@@ -117,11 +116,12 @@ impl FileReader {
             }
         }
         if mode == ReadMode::Buffered {
-            let mut at = 0;
+            let mut at = range.start;
             for span in &mut spans {
-                let needed = span.bytes.len().min(len - at);
-                self.file.read_exact_at(&mut span.bytes[..needed], range.start + at as u64)?;
-                at += needed;
+                let available = self.file.size().saturating_sub(at);
+                let needed = available.min(span.bytes.len() as u64) as usize;
+                self.file.read_exact_at(&mut span.bytes[..needed], at)?;
+                at += needed as u64;
             }
         }
         self.file.check_unchanged()?;
@@ -341,7 +341,7 @@ mod tests {
                 let targets =
                     &mut [(4100, &mut first[shift..][..80_000]), (89_990, &mut second[..10])];
                 let range = 4096..94_208;
-                let mode = reader.read_into_place(&range, 85_904, targets, &mut scratch).unwrap();
+                let mode = reader.read_into_place(&range, targets, &mut scratch).unwrap();
                 assert_eq!(mode, expected);
                 assert!(memory[shift..][..80_000] == bytes[4100..84_100]);
                 assert!(memory[90_000..][..10] == bytes[89_990..]);

@@ -22,8 +22,8 @@ class Report:
     `gpudirect`: bytes that storage wrote to a device by itself. `without_gpudirect`: why it did not write all.
     `remote`, `disk_cached`: bytes that stores sent, and those of stores that the cache on disk had.
     `gathered`, `memory`: bytes put together from pieces or cast on the host, and bytes that were in memory already.
-    `cast`, `device_cast`: bytes that a recipe cast, in their new type, and of these, bytes cast on a device. `cached`,
-    `direct` and so on count the latter in the type before the cast.
+    `cast`, `device_cast`: bytes that a recipe cast, in their new type, and the part of them that was cast on devices.
+    How that part was read is counted in bytes before the cast.
     `mapped`, `received`: bytes that are used where they lie, unread, and bytes that other ranks read.
     `fallbacks`: what was done otherwise than requested, and for how many tensors.
     `notes`: what was chosen from a directory or a pickle, and what was left out.
