@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from ckptfs.bench.usage import processor_seconds
 
@@ -52,15 +53,19 @@ class Bench:
         })  # fmt: skip
 
     def time_ideal(self, request, path, tiny, count=1):
-        """Seconds of requests to a mount whose daemon has no work of its own. It answers with constant bytes, while fio
-        reads the model from the disk. There is no result to compare."""
+        """Seconds of requests to a mount whose daemon has no work of its own. It answers with constant bytes. Once a
+        twentieth of the model was requested, fio reads it from the disk. A daemon that does not guess has fetched no
+        more until then. There is no result to compare."""
         workers = [self.machine.worker(request, path, tiny) for _ in range(count)]
         self.machine.cold()
-        reader = DiskReader(self.models.sources)
-        with constant_mount(self.models.plain(), self.machine.point):
-            results = self.machine.measure(workers, reader.begin)
+        reader = DiskReader(self.models.sources, percent=95)
+        with constant_mount(self.models.plain(), self.machine.point) as daemon:
+            begin = Thread(target=lambda: (daemon.wait_until_begun(), reader.begin()))
+            results = self.machine.measure(workers, begin.start)
+            begin.join()
             disk = reader.end()
-        return max(span(results), disk["seconds"]), None
+        disk_end = daemon.begun + disk["seconds"]
+        return max(span(results), disk_end - min(result["start"] for result in results)), None
 
     def read_from_disk(self):
         """Seconds, and processor seconds, for which fio reads the model."""
@@ -159,8 +164,10 @@ def measure_daemon_cpu(bench):
         if side == "daemon":
             read, mount = 0, bench.machine.mounted(models.shards())
         else:
-            # What it takes to read the model, and to answer with bytes that are there.
-            read, mount = bench.read_from_disk()["cpu"], constant_mount(models.plain(), bench.machine.point)
+            # What it takes to read the model, and to answer with what is in the page cache.
+            read = bench.read_from_disk()["cpu"]
+            bench.machine.warm(*models.sources)
+            mount = copying_mount(bench)
         with mount as daemon:
             before = daemon.cpu
             time_cat(bench.machine, bench.machine.virtual_file)
@@ -229,14 +236,15 @@ def measure_first_byte(bench):
 
 
 def measure_cached_mount_loads(bench):
-    """The first load and the second one, with the sources in the page cache. Beside it, those of the plain file, and of a
-    mount whose daemon answers with constant bytes."""
+    """The first load and the second one, with the sources in the page cache. Beside it, those of the plain file, and of
+    mounts whose daemons answer with constant bytes, and with what is in the page cache."""
     for way, loader in (("mapped", "safetensors"), ("owned", "safetensors owned")):
-        runs = alternate(["mount", "constant", "ext4"], lambda side, loader=loader: time_two_loads(bench, side, loader))
+        sides = ["mount", "constant", "ideal", "ext4"]
+        runs = alternate(sides, lambda side, loader=loader: time_two_loads(bench, side, loader))
         for index, suffix in ((0, ""), (1, ", again")):
             yield f"cached, {way}{suffix}", [{side: run[side][index] for side in run} for run in runs]
         yield f"cached, {way}, daemon for 2 GB", [
-            {"daemon": run["mount"][2] * 2e9 / bench.models.bytes, "constant": run["constant"][2] * 2e9 / bench.models.bytes}
+            {name: run[side][2] * 2e9 / bench.models.bytes for name, side in (("daemon", "mount"), ("ideal", "ideal"))}
             for run in runs
         ]  # fmt: skip
 
@@ -248,10 +256,11 @@ def time_two_loads(bench, side, loader):
     mounts = {
         "mount": lambda: machine.mounted(models.shards()),
         "constant": lambda: constant_mount(models.plain(), machine.point),
+        "ideal": lambda: copying_mount(bench),
         "ext4": lambda: closing(NoDaemon()),
     }
     path = models.plain() if side == "ext4" else machine.virtual_file
-    machine.warm(models.plain() if side != "mount" else models.shards())
+    machine.warm(models.shards() if side in ("mount", "ideal") else models.plain())
 
     def time_load():
         worker = machine.worker(load(loader), path, models.plain("tiny"))
@@ -275,13 +284,13 @@ class NoDaemon:
 
 
 class DiskReader:
-    """fio, which reads these files past the page cache."""
+    """fio, which reads these files, or so much of each, past the page cache."""
 
-    def __init__(self, paths):
-        self.bytes = sum(path.stat().st_size for path in paths)
+    def __init__(self, paths, percent=100):
+        self.bytes = sum(path.stat().st_size for path in paths) * percent / 100
         self.command = [
-            "fio", "--name=read", f"--filename={':'.join(map(str, paths))}", "--rw=read", "--readonly", "--direct=1",
-            "--bs=1M", "--ioengine=libaio", "--iodepth=8", "--output-format=json",
+            "fio", "--name=read", f"--filename={':'.join(map(str, paths))}", f"--size={percent}%", "--rw=read",
+            "--readonly", "--direct=1", "--bs=1M", "--ioengine=libaio", "--iodepth=8", "--output-format=json",
         ]  # fmt: skip
 
     def begin(self):
@@ -298,26 +307,39 @@ class DiskReader:
 
 
 @contextmanager
-def constant_mount(path, point):
-    """A mount by stubs/constant-mount, of a file like this one."""
-    process = subprocess.Popen([CONSTANT_MOUNT, path, point], stdout=subprocess.PIPE, text=True)
+def constant_mount(path, point, shards=()):
+    """A mount by stubs/constant-mount, of a file like this one. With shards it shows what they hold."""
+    process = subprocess.Popen([CONSTANT_MOUNT, path, point, *shards], stdout=subprocess.PIPE, text=True)
     try:
         if process.stdout.readline() != "ready\n":
             raise SystemExit("failed: constant-mount did not mount")
-        yield ConstantDaemon(process.pid)
+        yield ConstantDaemon(process)
     finally:
         subprocess.run(["umount", point], check=True)
         process.wait()
 
 
-@dataclass(frozen=True)
+def copying_mount(bench):
+    """A mount whose daemon hands over what lies in the page cache, and does nothing else."""
+    return constant_mount(bench.models.plain(), bench.machine.point, bench.models.sources)
+
+
 class ConstantDaemon:
-    pid: int
+    """`begun` is when a twentieth of its file had been read."""
+
+    def __init__(self, process):
+        self.process = process
+        self.begun = None
+
+    def wait_until_begun(self):
+        if self.process.stdout.readline() != "begun\n":
+            raise SystemExit("failed: the load did not read its file")
+        self.begun = time.monotonic()
 
     @property
     def cpu(self):
         """Processor seconds so far."""
-        return processor_seconds(self.pid)
+        return processor_seconds(self.process.pid)
 
 
 def measure_daemon_memory(bench):
