@@ -2,12 +2,12 @@
 where one fails or ends the others have an error."""
 
 import json
-import os
 import random
 
 import ckptfs
 import pytest
 import torch
+from ckptfs.bench import page_cache
 from ckptfs.distributed import rank_plan
 from ckptfs.torch import load_distributed, load_file
 from safetensors.torch import save_file
@@ -52,17 +52,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evict(path):
-    for name in os.listdir(path):
-        file = os.open(path / name, os.O_RDONLY)
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_disk_is_read_once_and_every_rank_has_everything(folder, ranks):
-    evict(folder / "large")
+    page_cache.clear(sorted((folder / "large").iterdir()))
     got = run(folder, ranks, "distributed_ranks", OURS, "whole")
     for name in ("large", "types.pt", "sharded", "odd.bin"):
         expected = load_file(folder / name, backend="pread")

@@ -1,21 +1,11 @@
 """A delta in a store whose base lies on this machine: one checkpoint of files of both."""
 
-import os
-
+from ckptfs.bench import page_cache
 from ckptfs.torch import load_file
 
 from compare import check_same
 from samples import numbers
 from versions import name_of, write_delta, write_whole
-
-
-def evict(paths):
-    """Leaves nothing of these files in the page cache."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def test_large_tensors_of_a_local_base_are_loaded(store, tmp_path):
@@ -26,5 +16,5 @@ def test_large_tensors_of_a_local_base_are_loaded(store, tmp_path):
     write_delta(tmp_path / "run", 1, before, after)
     url = store.upload(tmp_path / "run", "local-base")
     for backend in "mmap", "pread":
-        evict(base.glob("*.safetensors"))
+        page_cache.clear(sorted(base.glob("*.safetensors")))
         check_same(load_file(f"{url}/{name_of(1)}", delta_base=base, backend=backend), after)
