@@ -53,7 +53,7 @@ const PART_MEMORY_DIVISOR: u64 = 64;
 const WINDOW_MEMORY_DIVISOR: u64 = 3;
 
 /// The part of the memory limit that the requests of a window may take.
-const WINDOW_REQUEST_DIVISOR: u64 = 4;
+const WINDOW_REQUEST_DIVISOR: u64 = 8;
 
 /// Maximum requests of a window at once.
 const MAX_WINDOW_REQUESTS: u64 = 16;
@@ -388,6 +388,18 @@ impl CachedFile {
         self.sources.submit(id.source, priority, Box::new(move || fill.run()));
     }
 
+    /// A buffer for a block. A prefetch for a strided tensor in a store evicts nothing that a reader may soon need: to
+    /// gather that again fetches much more.
+    fn take_fill_buffer(&self, id: BlockId, priority: FillPriority) -> Option<Buffer> {
+        let size = buffer_size(self.virtual_file(), id.source, &self.strided);
+        let is_strided = matches!(id.source, BlockSource::Tensor(_));
+        if is_strided && priority.is_prefetch() && self.sources.reader().is_remote() {
+            self.blocks.take_unneeded_buffer(size)
+        } else {
+            self.blocks.take_buffer(size)
+        }
+    }
+
     fn new_fill(self: &Arc<Self>, id: BlockId, priority: FillPriority) -> FillJob {
         FillJob { file: Arc::clone(self), id, priority, state: FillState::Queued }
     }
@@ -471,18 +483,18 @@ impl FillJob {
     /// Fills the block and all others of its window, each part of a source fetched once.
     fn run_window(mut self, window: &[SourceRange]) {
         let file = Arc::clone(&self.file);
-        let CachedFile { blocks, sources, strided, .. } = &*file;
+        let CachedFile { blocks, sources, .. } = &*file;
         let (mut fills, mut targets) = (Vec::new(), Vec::new());
         {
             let _claims = lock(&file.window_claims);
             let Some(buffer) = self.claim() else { return };
-            let id = self.id;
+            let (id, priority) = (self.id, self.priority);
             fills.push(self);
             targets.push((id, buffer));
             for id in blocks.reserve_unclaimed(file.file_id, window) {
                 // Without a buffer, the block is left to the reads that request it.
                 let mut fill = file.new_fill(id, FillPriority::Prefetch);
-                let Some(buffer) = blocks.take_buffer(strided.size) else { continue };
+                let Some(buffer) = file.take_fill_buffer(id, priority) else { continue };
                 if blocks.claim(id) {
                     fill.state = FillState::Claimed;
                     fills.push(fill);
@@ -568,8 +580,7 @@ impl FillJob {
             return None;
         }
         self.state = FillState::Claimed;
-        let size = buffer_size(file.virtual_file(), id.source, &file.strided);
-        let buffer = blocks.take_buffer(size);
+        let buffer = file.take_fill_buffer(id, self.priority);
         if buffer.is_none() {
             self.run_without_buffer();
         }

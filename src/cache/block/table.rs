@@ -18,7 +18,7 @@ use crate::cache::block::reply::Waiter;
 use crate::cache::counters::AtomicCounters;
 use crate::threads::lock;
 
-/// A block is used up once all but a sixteenth of it was requested: what lies between tensors never is.
+/// A block of a file is used up once all but a sixteenth of it was requested: what lies between tensors never is.
 const UNUSED_SHARE_DIVISOR: u64 = 16;
 
 /// Blocks looked at for one to evict. Those that cannot be are being copied to a reader, by at most as many threads.
@@ -28,14 +28,27 @@ const MAX_EVICTION_CANDIDATES: usize = 64;
 struct ReadyBlock {
     block: Arc<Block>,
     requested_bytes: u64,
+    /// From how many requested bytes on it is used up.
+    used_up_bytes: u64,
     /// It was prefetched, and not requested yet.
     is_unused_prefetch: bool,
 }
 
 impl ReadyBlock {
+    fn new(source: BlockSource, block: Arc<Block>, pending: &PendingBlock) -> ReadyBlock {
+        let len = block.bytes().len() as u64;
+        let used_up_bytes = match source {
+            BlockSource::File(_) => len - len / UNUSED_SHARE_DIVISOR,
+            // A tensor has no gaps, and to gather a last row again may fetch all of its source.
+            BlockSource::Tensor(_) => len,
+        };
+        let requested_bytes = pending.waiters.iter().map(Waiter::byte_count).sum();
+        let is_unused_prefetch = !pending.is_requested;
+        ReadyBlock { block, requested_bytes, used_up_bytes, is_unused_prefetch }
+    }
+
     fn is_used_up(&self) -> bool {
-        let len = self.block.bytes().len() as u64;
-        self.requested_bytes >= len - len / UNUSED_SHARE_DIVISOR
+        self.requested_bytes >= self.used_up_bytes
     }
 
     /// Whether no reader has it. Only the table hands out blocks, under its lock.
@@ -195,11 +208,7 @@ impl BlockTable {
             state.extents.remove(id);
             return pending.waiters;
         };
-        let ready = ReadyBlock {
-            block: Arc::clone(block),
-            requested_bytes: pending.waiters.iter().map(Waiter::byte_count).sum(),
-            is_unused_prefetch: !pending.is_requested,
-        };
+        let ready = ReadyBlock::new(id.source, Arc::clone(block), &pending);
         if ready.is_unused_prefetch {
             self.counters.prefetched.fetch_add(1, Relaxed);
         }
@@ -227,11 +236,7 @@ impl BlockTable {
     /// Takes a buffer to fill. The first choice is a used one, which is still in the processor's cache. Next is a new
     /// one, while the limit allows; then that of the block least recently used.
     pub fn take_buffer(&self, size: BufferSize) -> Option<Buffer> {
-        if let Some(buffer) = self.pool.reuse(size) {
-            return Some(buffer);
-        }
-        self.lock().evict(true, &self.counters);
-        if let Some(buffer) = self.take_spare_buffer(size) {
+        if let Some(buffer) = self.take_unneeded_buffer(size) {
             return Some(buffer);
         }
         let evict = || match size {
@@ -244,6 +249,19 @@ impl BlockTable {
             }
         }
         None
+    }
+
+    /// The same, but evicts only blocks that are used up.
+    pub fn take_unneeded_buffer(&self, size: BufferSize) -> Option<Buffer> {
+        let mut buffer = self.pool.reuse(size);
+        while buffer.is_none() {
+            let is_evicted = self.lock().evict(true, &self.counters);
+            buffer = self.take_spare_buffer(size);
+            if !is_evicted {
+                break;
+            }
+        }
+        buffer
     }
 
     /// Takes a buffer if the limit has room for it beside all blocks.

@@ -41,6 +41,30 @@ fn making_room_evicts_the_blocks_of_one_slab_and_no_more() {
 }
 
 #[test]
+fn blocks_of_tensors_are_used_up_with_their_last_byte_and_of_files_shortly_before() {
+    const SIZE: BufferSize = BufferSize::Large;
+    const LEN: u64 = SIZE.bytes() as u64;
+    for (source, unread, is_used_up) in [
+        (BlockSource::File(0), LEN / 16, true),
+        (BlockSource::File(0), LEN / 16 + 1, false),
+        (BlockSource::Tensor(0), 1, false),
+        (BlockSource::Tensor(0), 0, true),
+    ] {
+        let table = BlockTable::new(LEN, Arc::default());
+        let part = |bytes| SourceRange { source, ..range(bytes) };
+        let [id] = *table.reserve(1, &[part(0..LEN)]) else { panic!() };
+        let buffer = table.take_unneeded_buffer(SIZE).unwrap();
+        assert!(table.claim(id));
+        table.complete(id, Some(&Arc::new(Block::new(buffer, 0..SIZE.bytes()))));
+        assert!(table.lookup(1, &[part(0..LEN - unread)]).is_some());
+        let unneeded = table.take_unneeded_buffer(SIZE);
+        assert_eq!(unneeded.is_some(), is_used_up, "{source:?} {unread}");
+        drop(unneeded);
+        assert!(table.take_buffer(SIZE).is_some());
+    }
+}
+
+#[test]
 fn a_block_requested_deferred_and_then_blocking_is_filled_for_both_by_the_first_job() {
     let table = BlockTable::new(16 * MIB, Arc::default());
     let (sender, replies) = std::sync::mpsc::channel();

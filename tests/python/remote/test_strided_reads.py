@@ -50,6 +50,12 @@ def check_fetched_once(store, folder, most=1.1):
     assert stats["requests"] <= 32 + most * size / (2 * MIB), (stats, size)
 
 
+def read_through(path):
+    with path.open("rb") as file:
+        while file.read(MIB):
+            pass
+
+
 @pytest.mark.parametrize("memory", [None, 16 * MIB])
 def test_a_load_fetches_strided_tensors_once(store, strided, memory):
     folder, url = strided
@@ -93,9 +99,7 @@ def test_a_mount_fetches_strided_tensors_once(mounts, store, strided):
     folder, url = strided
     mount = mounts(url, "--memory", "192M")
     store.fault(latency_ms=5)
-    with (mount / "model.safetensors").open("rb") as file:
-        while file.read(MIB):
-            pass
+    read_through(mount / "model.safetensors")
     check_fetched_once(store, folder)
     check_same(load_plain(mount / "model.safetensors"), torch.load(folder / "pytorch_model.bin"))
     assert mount.resident()[1] <= (192 + 64) * MIB
@@ -105,10 +109,12 @@ def test_a_tensor_larger_than_the_memory_is_fetched_a_few_times(mounts, store, s
     folder, url = strided
     mount = mounts(url, "--memory", "64M")
     store.fault()
-    expected = torch.load(folder / "pytorch_model.bin")
-    check_same(load_plain(mount / "model.safetensors"), expected)
-    # Not once for each block.
-    check_fetched_once(store, folder, most=3)
+    read_through(mount / "model.safetensors")
+    # The transposed matrix, three fifths of the file, has two windows, and each needs nearly all of it. The three parts of
+    # the fused one have no room for being read together, and each needs all of it.
+    check_fetched_once(store, folder, most=2)
+    # A mapping first reads around the beginning of each tensor. What is evicted since is fetched again.
+    check_same(load_plain(mount / "model.safetensors"), torch.load(folder / "pytorch_model.bin"))
 
 
 def test_a_checkpoint_cut_by_columns_is_fetched_once(ckptfs, mounts, store, tmp_path):
