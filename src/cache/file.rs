@@ -392,8 +392,9 @@ impl CachedFile {
     /// gather that again fetches much more.
     fn take_fill_buffer(&self, id: BlockId, priority: FillPriority) -> Option<Buffer> {
         let size = buffer_size(self.virtual_file(), id.source, &self.strided);
-        let is_strided = matches!(id.source, BlockSource::Tensor(_));
-        if is_strided && priority.is_prefetch() && self.sources.reader().is_remote() {
+        let is_remote_tensor =
+            matches!(id.source, BlockSource::Tensor(_)) && self.sources.reader().is_remote();
+        if is_remote_tensor && priority.is_prefetch() && !self.blocks.is_requested(id) {
             self.blocks.take_unneeded_buffer(size)
         } else {
             self.blocks.take_buffer(size)
