@@ -8,14 +8,15 @@
 //! ([`CacheLimits::memory_bytes`]); under pressure reads get slower. Bytes are checked to be those that were parsed
 //! after they are read, and again before each reply.
 //!
-//! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, and `io`
-//! reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
+//! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, `fill`
+//! fills them, and `io` reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
 
 mod ablation;
 mod block;
 mod counters;
 mod error;
 mod file;
+mod fill;
 mod io;
 mod plan;
 mod prefetch;
@@ -35,6 +36,7 @@ pub use file::CachedFile;
 
 use block::table::BlockTable;
 use counters::AtomicCounters;
+use fill::BlockFiller;
 use io::executor::ExecutorSet;
 use io::source::{FileSources, PreferredReadahead};
 use prefetch::Prefetcher;
@@ -149,7 +151,8 @@ impl Cache {
             PreferredReadahead { max: self.readahead_bytes.unwrap_or(preferred.max), ..preferred };
         let prefetcher = Prefetcher::new(&file, traces, readahead);
         let blocks = Arc::clone(&self.blocks);
-        Arc::new(CachedFile::new(file_id, blocks, sources, prefetcher, counters))
+        let filler = BlockFiller::new(file_id, blocks, sources, counters);
+        Arc::new(CachedFile::new(filler, prefetcher))
     }
 
     /// What was done so far, and is held now.

@@ -28,7 +28,7 @@ const MAX_EVICTION_CANDIDATES: usize = 64;
 struct ReadyBlock {
     block: Arc<Block>,
     requested_bytes: u64,
-    /// From how many requested bytes on it is used up.
+    /// The requested bytes from which on it counts as used up.
     used_up_bytes: u64,
     /// It was prefetched, and not requested yet.
     is_unused_prefetch: bool,
@@ -39,7 +39,7 @@ impl ReadyBlock {
         let len = block.bytes().len() as u64;
         let used_up_bytes = match source {
             BlockSource::File(_) => len - len / UNUSED_SHARE_DIVISOR,
-            // A tensor has no gaps, and to gather a last row again may fetch all of its source.
+            // A tensor has no gaps. To gather the last rows again may fetch all of its source.
             BlockSource::Tensor(_) => len,
         };
         let requested_bytes = pending.waiters.iter().map(Waiter::byte_count).sum();
@@ -184,6 +184,11 @@ impl BlockTable {
         blocks.any(|id| state.pending.contains_key(&id))
     }
 
+    /// Whether a block is pending, and no job has claimed it.
+    pub fn is_unclaimed(&self, id: BlockId) -> bool {
+        self.lock().pending.get(&id).is_some_and(|pending| !pending.is_claimed)
+    }
+
     /// Claims a pending block for one fill job; `false` if another has claimed or filled it.
     pub fn claim(&self, id: BlockId) -> bool {
         match self.lock().pending.get_mut(&id) {
@@ -236,7 +241,11 @@ impl BlockTable {
     /// Takes a buffer to fill. The first choice is a used one, which is still in the processor's cache. Next is a new
     /// one, while the limit allows; then that of the block least recently used.
     pub fn take_buffer(&self, size: BufferSize) -> Option<Buffer> {
-        if let Some(buffer) = self.take_unneeded_buffer(size) {
+        if let Some(buffer) = self.pool.reuse(size) {
+            return Some(buffer);
+        }
+        self.lock().evict(true, &self.counters);
+        if let Some(buffer) = self.take_spare_buffer(size) {
             return Some(buffer);
         }
         let evict = || match size {
@@ -251,17 +260,16 @@ impl BlockTable {
         None
     }
 
-    /// The same, but evicts only blocks that are used up.
+    /// Takes a buffer that no other block needs: evicts none that is not used up.
     pub fn take_unneeded_buffer(&self, size: BufferSize) -> Option<Buffer> {
-        let mut buffer = self.pool.reuse(size);
-        while buffer.is_none() {
-            let is_evicted = self.lock().evict(true, &self.counters);
-            buffer = self.take_spare_buffer(size);
-            if !is_evicted {
-                break;
+        loop {
+            if let Some(buffer) = self.take_spare_buffer(size) {
+                return Some(buffer);
+            }
+            if !self.lock().evict(true, &self.counters) {
+                return None;
             }
         }
-        buffer
     }
 
     /// Takes a buffer if the limit has room for it beside all blocks.

@@ -111,9 +111,9 @@ def test_a_tensor_larger_than_the_memory_is_fetched_a_few_times(mounts, store, s
     store.fault()
     read_through(mount / "model.safetensors")
     # The transposed matrix, three fifths of the file, has two windows, and each needs nearly all of it. The three parts of
-    # the fused one have no room for being read together, and each needs all of it.
-    check_fetched_once(store, folder, most=2)
-    # A mapping first reads around the beginning of each tensor. What is evicted since is fetched again.
+    # the fused one do not fit together, and each needs all of it. Another fetch of a window would exceed this.
+    check_fetched_once(store, folder, most=2.2)
+    # A mapping first reads around the beginning of each tensor. What was evicted meanwhile is fetched again.
     check_same(load_plain(mount / "model.safetensors"), torch.load(folder / "pytorch_model.bin"))
 
 
