@@ -17,7 +17,7 @@ use super::block::table::BlockTable;
 use super::counters::AtomicCounters;
 use super::error::CacheError;
 use super::io::source::{FileSources, block_range};
-use super::plan::{StridedBlocks, buffer_size, plan_window};
+use super::plan::{StridedBlocks, buffer_size, is_strided, plan_window};
 
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
 const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
@@ -26,8 +26,8 @@ const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 /// is cast from float32 to bfloat16 needs 2 MiB of its source: one read, or three with a small buffer.
 const LARGE_SCRATCH_MIN_LIMIT_BYTES: u64 = 256 << 20;
 
-/// The part of the memory limit that a window of a strided tensor in a store may take. While one is read, the next is
-/// fetched.
+/// The part of the memory limit that a window of a strided tensor in a store may take. The next window is
+/// fetched while one is read.
 const WINDOW_MEMORY_DIVISOR: u64 = 3;
 
 /// The part of the memory limit that the requests of a window may take.
@@ -78,9 +78,7 @@ impl BlockFiller {
 
     /// Whether a block is of a strided tensor in a store: to gather it again may fetch much more than its bytes.
     fn is_strided_in_store(&self, id: BlockId) -> bool {
-        let BlockSource::Tensor(index) = id.source else { return false };
-        let tensor = &self.virtual_file().tensors()[index as usize];
-        self.sources.reader().is_remote() && tensor.bytes.is_strided()
+        self.sources.reader().is_remote() && is_strided(self.virtual_file(), id.source)
     }
 
     /// A job that fills a block.
@@ -184,11 +182,12 @@ impl FillJob {
         let requests = requests / BufferSize::Large.bytes() as u64;
         let requests = requests.clamp(1, MAX_WINDOW_REQUESTS) as usize;
         let claimed = if self.is_needed() {
-            self.claim_needed_window(window).map(|window| (window, requests, Vec::new()))
+            self.claim_needed_window(window).map(|window| (window, Vec::new()))
         } else {
             self.claim_spare_window(window, requests)
         };
-        let Some(((fills, targets), requests, scratch)) = claimed else { return };
+        let Some(((fills, targets), scratch)) = claimed else { return };
+        let requests = if scratch.is_empty() { requests } else { scratch.len() };
         let scratch = Mutex::new(scratch);
         let new_scratch = |len| {
             let taken = lock(&scratch).pop();
@@ -234,7 +233,7 @@ impl FillJob {
         mut self,
         window: &[SourceRange],
         max_requests: usize,
-    ) -> Option<(ClaimedWindow, usize, Vec<Buffer>)> {
+    ) -> Option<(ClaimedWindow, Vec<Buffer>)> {
         let file = Arc::clone(&self.file);
         let BlockFiller { blocks, strided, .. } = &*file;
         let _claims = lock(&file.window_claims);
@@ -260,7 +259,7 @@ impl FillJob {
         for (fill, buffer) in fills.into_iter().zip(buffers) {
             fill.push_claimed(buffer, &mut claimed);
         }
-        Some((claimed, scratch.len(), scratch))
+        Some((claimed, scratch))
     }
 
     /// Claims the block and adds it to a window, unless another job has claimed it.

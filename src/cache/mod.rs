@@ -9,7 +9,8 @@
 //! after they are read, and again before each reply.
 //!
 //! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, `fill`
-//! fills them, and `io` reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
+//! fills them, and `io` reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other
+//! room does.
 
 mod ablation;
 mod block;

@@ -170,11 +170,14 @@ pub fn plan_window(
 
 /// The size of the buffers that hold blocks of a source.
 pub fn buffer_size(file: &VirtualFile, source: BlockSource, strided: &StridedBlocks) -> BufferSize {
+    if is_strided(file, source) { strided.size } else { BufferSize::Small }
+}
+
+/// Whether a source is a strided tensor.
+pub fn is_strided(file: &VirtualFile, source: BlockSource) -> bool {
     match source {
-        BlockSource::Tensor(index) if file.tensors()[index as usize].bytes.is_strided() => {
-            strided.size
-        }
-        _ => BufferSize::Small,
+        BlockSource::Tensor(index) => file.tensors()[index as usize].bytes.is_strided(),
+        BlockSource::File(_) => false,
     }
 }
 

@@ -28,27 +28,19 @@ const MAX_EVICTION_CANDIDATES: usize = 64;
 struct ReadyBlock {
     block: Arc<Block>,
     requested_bytes: u64,
-    /// The requested bytes from which on it counts as used up.
-    used_up_bytes: u64,
     /// It was prefetched, and not requested yet.
     is_unused_prefetch: bool,
 }
 
 impl ReadyBlock {
-    fn new(source: BlockSource, block: Arc<Block>, pending: &PendingBlock) -> ReadyBlock {
-        let len = block.bytes().len() as u64;
-        let used_up_bytes = match source {
-            BlockSource::File(_) => len - len / UNUSED_SHARE_DIVISOR,
+    fn is_used_up(&self, source: BlockSource) -> bool {
+        let len = self.block.bytes().len() as u64;
+        let max_unused = match source {
+            BlockSource::File(_) => len / UNUSED_SHARE_DIVISOR,
             // A tensor has no gaps. To gather the last rows again may fetch all of its source.
-            BlockSource::Tensor(_) => len,
+            BlockSource::Tensor(_) => 0,
         };
-        let requested_bytes = pending.waiters.iter().map(Waiter::byte_count).sum();
-        let is_unused_prefetch = !pending.is_requested;
-        ReadyBlock { block, requested_bytes, used_up_bytes, is_unused_prefetch }
-    }
-
-    fn is_used_up(&self) -> bool {
-        self.requested_bytes >= self.used_up_bytes
+        self.requested_bytes >= len - max_unused
     }
 
     /// Whether no reader has it. Only the table hands out blocks, under its lock.
@@ -172,9 +164,7 @@ impl BlockTable {
         let new = state.extents.insert_missing(file_id, ranges);
         state.pending.extend(new.into_iter().map(|id| (id, PendingBlock::default())));
         let blocks = ranges.iter().flat_map(|range| state.extents.overlapping(file_id, range));
-        let is_unclaimed =
-            |id: &BlockId| state.pending.get(id).is_some_and(|pending| !pending.is_claimed);
-        blocks.filter(is_unclaimed).collect()
+        blocks.filter(|&id| state.is_unclaimed(id)).collect()
     }
 
     /// Whether any block that holds bytes of these ranges is pending.
@@ -186,7 +176,7 @@ impl BlockTable {
 
     /// Whether a block is pending, and no job has claimed it.
     pub fn is_unclaimed(&self, id: BlockId) -> bool {
-        self.lock().pending.get(&id).is_some_and(|pending| !pending.is_claimed)
+        self.lock().is_unclaimed(id)
     }
 
     /// Claims a pending block for one fill job; `false` if another has claimed or filled it.
@@ -213,11 +203,15 @@ impl BlockTable {
             state.extents.remove(id);
             return pending.waiters;
         };
-        let ready = ReadyBlock::new(id.source, Arc::clone(block), &pending);
+        let ready = ReadyBlock {
+            block: Arc::clone(block),
+            requested_bytes: pending.waiters.iter().map(Waiter::byte_count).sum(),
+            is_unused_prefetch: !pending.is_requested,
+        };
         if ready.is_unused_prefetch {
             self.counters.prefetched.fetch_add(1, Relaxed);
         }
-        let is_used_up = ready.is_used_up();
+        let is_used_up = ready.is_used_up(id.source);
         state.ready.put(id, ready);
         if is_used_up {
             state.ready.demote(&id);
@@ -350,6 +344,10 @@ impl BlockTable {
 }
 
 impl TableState {
+    fn is_unclaimed(&self, id: BlockId) -> bool {
+        self.pending.get(&id).is_some_and(|pending| !pending.is_claimed)
+    }
+
     fn take_ready(
         &mut self,
         id: BlockId,
@@ -364,7 +362,7 @@ impl TableState {
         let block = Arc::clone(&ready.block);
         // A block that was read through is evicted next. So reading a file from end to end takes no more than a few
         // buffers, and evicts nothing else.
-        if ready.is_used_up() {
+        if ready.is_used_up(id.source) {
             self.ready.demote(&id);
         }
         Some(block)
@@ -382,8 +380,9 @@ impl TableState {
     /// Evicts the next block, or only one that is used up.
     fn evict(&mut self, only_used_up: bool, counters: &AtomicCounters) -> bool {
         let candidates = self.ready.iter().rev().take(MAX_EVICTION_CANDIDATES);
-        let mut evictable = candidates
-            .filter(|(_, ready)| ready.is_free() && (!only_used_up || ready.is_used_up()));
+        let mut evictable = candidates.filter(|(id, ready)| {
+            ready.is_free() && (!only_used_up || ready.is_used_up(id.source))
+        });
         let Some(id) = evictable.next().map(|(id, _)| *id) else { return false };
         if self.remove(id).is_some_and(|ready| ready.is_unused_prefetch) {
             counters.prefetch_wasted.fetch_add(1, Relaxed);
