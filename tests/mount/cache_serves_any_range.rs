@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
 use crate::common;
+use crate::common::mounting::wait_until;
 use crate::common::samples;
 use crate::common::samples::{Numbers, all_samples, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
@@ -160,14 +161,14 @@ fn all_blocks_are_freed_with_the_virtual_file_and_the_counters_add_up() {
     assert!(before.prefetched > 0 && before.held_bytes > 0, "{before:?}");
     cache.set_memory_limit(2 << 20);
     // A block in use goes when its read or answer is done, which four threads do.
-    while cache.counters().held_bytes > 2 << 20 {
+    while cache.counters().held_bytes > 5 << 20 {
         std::thread::yield_now();
     }
+    // Nothing is prefetched after this answer.
+    read(&served, 0, 10).expect("readable");
+    wait_until("the fills end", || cache.counters().held_bytes <= 2 << 20);
     drop(served);
-    // Fills that have begun end first.
-    while cache.counters().held_bytes > 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the blocks are freed", || cache.counters().held_bytes == 0);
     let after = cache.counters();
     assert_eq!(after.prefetched, after.prefetch_used + after.prefetch_wasted, "{after:?}");
     assert_eq!(after.held_bytes, 0);

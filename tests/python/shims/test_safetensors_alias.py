@@ -2,6 +2,7 @@
 ckptfs instead sees only the differences that are listed here."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,12 +38,15 @@ def folder(tmp_path_factory):
 
 
 def test_safetensors_own_tests_pass(folder):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "safetensors_alias"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "safetensors_alias"]
     command += [f"--deselect={test}" for test in DIFFERENT] + [f"tests/{file}.py" for file in FILES]
     here = os.pathsep.join([str(COMMON), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": here}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+    for file in FILES:
+        # A dot for each test that passed.
+        assert re.search(rf"^tests/{file}\.py [a-zA-Z]*\.", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.parametrize("test", DIFFERENT)
