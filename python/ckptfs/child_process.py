@@ -69,7 +69,7 @@ def _run_to_end(command, environment, timeout):
     """Returns the output, the errors and the exit code of a process. An exception, such as Ctrl-C, kills it."""
     process = None
     try:
-        with _deferred_signals():
+        with deferred_signals():
             process = _start(command, environment)
         return *process.communicate(timeout=timeout), process.returncode
     except BaseException:
@@ -92,10 +92,10 @@ def _start(command, environment):
 
 
 @contextlib.contextmanager
-def _deferred_signals():
+def deferred_signals():
     """Runs Python's signal handlers at the end of the block, not within it.
 
-    One that raises in `Popen` after its fork would lose a running process."""
+    One that raises in `Popen` after its fork would lose a running process, for example."""
     handlers, pending = {}, []
     if threading.current_thread() is threading.main_thread():
         # Only the main thread may change handlers, and only there they run.

@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,28 +185,55 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     options, environment = _command_options({**locals()})
     is_private = mountpoint is None
     source = parse_path(source)
-    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else parse_path(mountpoint)
-    # It must lead there also when the program has changed its directory.
-    path = Path(os.path.join(os.getcwd(), where))
-    before = _ckptfs.locate(path)
+    where = path = before = None
+    if not is_private:
+        where = parse_path(mountpoint)
+        # It must lead there also when the program has changed its directory.
+        path = Path(os.path.join(os.getcwd(), where))
+        before = _ckptfs.locate(path)
     try:
+        if is_private:
+            # An exception before its name is known would leave the directory behind.
+            with child_process.deferred_signals():
+                where = os.path.abspath(tempfile.mkdtemp(prefix="ckptfs-"))
+                path = Path(where)
         done = child_process.run("mount", *options, "--", source, where, variables=environment)
         return Mount(source, path, done.notes, is_private)
-    except BaseException as fault:
-        is_refused = isinstance(fault, SafetensorError)
-        # Other exceptions, such as Ctrl-C, may come when the mount is there already. Where the command refused,
-        # another program may have mounted meanwhile.
-        there = _ckptfs.locate(path)
-        if not is_refused and there and there != before and _shows_ckptfs(there):
-            child_process.run("unmount", "--lazy", "--", there[0], timeout=_COMMAND_TIMEOUT_SECONDS)
+    except SafetensorError as refused:
+        # Another program may have mounted in a given place meanwhile.
         if is_private:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
-        if is_refused:
-            # A directory that was made for this is gone by now, and was not missing.
-            paths = [source] if is_private else [source, where]
-            raise _as_system_error(fault, *paths) from None
+        # A directory that was made for this is gone by now, and was not missing.
+        paths = [source] if is_private else [source, where]
+        raise _as_system_error(refused, *paths) from None
+    except BaseException:
+        if path:
+            _undo_mount(path, before, is_private)
         raise
+
+
+def _undo_mount(path, before, is_private):
+    """Removes what an interrupted `mount` left. Its daemon may still be mounting, and unmounts later: it has no caller
+    to report to."""
+    end = time.monotonic() + _UNMOUNT_TIMEOUT_SECONDS
+    while True:
+        there = _ckptfs.locate(path)
+        try:
+            if there and there != before and _shows_ckptfs(there):
+                child_process.run("unmount", "--lazy", "--", there[0], timeout=_COMMAND_TIMEOUT_SECONDS)
+            if is_private:
+                os.rmdir(path)
+            return
+        except SafetensorError:
+            # The daemon may have been faster.
+            if time.monotonic() > end:
+                raise
+        except OSError as fault:
+            # If somebody has put files there, they stay.
+            if fault.errno != errno.EBUSY or time.monotonic() > end:
+                return
+        time.sleep(0.01)
 
 
 def _command_options(options):

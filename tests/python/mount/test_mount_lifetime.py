@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import ckptfs
 import pytest
@@ -177,6 +178,59 @@ def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point,
 
 
 @pytest.mark.parametrize("place", ["mnt", None])
+def test_ctrl_c_when_its_daemon_unmounts_by_itself_leaves_no_mount(place, source, point, left, monkeypatch):
+    run = child_process.run
+
+    def interrupted(*words, **how):
+        if words[0] == "unmount":
+            unmount(words[-1])
+        done = run(*words, **how)
+        assert words[0] == "mount"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child_process, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.mount(source[0], point if place else None)
+    assert not left()
+
+
+def test_ctrl_c_when_its_daemon_mounts_later_leaves_no_mount(source, left, monkeypatch):
+    run, rmdir, late = child_process.run, os.rmdir, []
+
+    def interrupted(*words, **how):
+        if words[0] == "mount":
+            late.append(words)
+            raise KeyboardInterrupt
+        return run(*words, **how)
+
+    def mount_first(path):
+        if late:
+            run(*late.pop())
+            assert is_mounted(path)
+        rmdir(path)
+
+    monkeypatch.setattr(child_process, "run", interrupted)
+    monkeypatch.setattr(os, "rmdir", mount_first)
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.mount(source[0])
+    assert not late and not left()
+
+
+def test_ctrl_c_when_its_directory_is_made_leaves_none(source, left, monkeypatch):
+    make = tempfile.mkdtemp
+
+    def interrupted(**how):
+        path = make(**how)
+        signal.raise_signal(signal.SIGINT)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.mount(source[0])
+    assert not left()
+
+
+@pytest.mark.parametrize("place", ["mnt", None])
 def test_signals_while_the_command_is_started_leave_no_mount(place, source, point, left, monkeypatch):
     fork, children, handled = subprocess._fork_exec, [], []
 
@@ -207,10 +261,12 @@ def test_signals_while_the_command_is_started_leave_no_mount(place, source, poin
 @pytest.mark.parametrize("place", ["mnt", None])
 def test_ctrl_c_while_it_is_mounted_leaves_no_mount(place, source, point, left):
     script = "import ckptfs, signal, sys, threading\n" \
-             "threading.Timer(float(sys.argv[3]), signal.raise_signal, [signal.SIGINT]).start()\n" \
-             "try:\n    ckptfs.mount(sys.argv[1], sys.argv[2] or None).close()\n" \
-             "except KeyboardInterrupt: pass\n"
+             "timer = threading.Timer(float(sys.argv[3]), signal.raise_signal, [signal.SIGINT])\n" \
+             "timer.start()\n" \
+             "try:\n    ckptfs.mount(sys.argv[1], sys.argv[2] or None).close()\n    timer.join()\n" \
+             "except KeyboardInterrupt: print('interrupted')\n"
     for delay in (0.05, 0.1, 0.15):
-        python("-c", script, source[0], point if place else "", delay)
+        done = python("-c", script, source[0], point if place else "", delay)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
         # A daemon without a caller to report to unmounts itself.
         until("nothing is left", lambda: not left(), seen=left)
