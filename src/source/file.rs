@@ -19,7 +19,7 @@ use super::local::{LocalFile, read_available};
 use super::metadata::{FileIdentity, FileState};
 use super::read_at::ReadAt;
 use super::root::{Root, is_directory, split_parent};
-use super::store::{FileHandle, LinkPolicy, PreferredRequests};
+use super::store::{FileHandle, LinkPolicy, PreferredRequests, Storage};
 use super::url::is_source_url;
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
@@ -216,9 +216,17 @@ impl OpenFile {
         self.handle.is_state_known()
     }
 
+    /// Where its bytes are read.
+    pub fn storage(&self) -> Storage {
+        self.handle.storage()
+    }
+
     /// The requests that it is to be read by, if each takes long whatever its size.
     pub fn preferred_requests(&self) -> Option<PreferredRequests> {
-        self.handle.preferred_requests()
+        match self.storage() {
+            Storage::Store(preferred) => Some(preferred),
+            Storage::Filesystem | Storage::DiskCache => None,
+        }
     }
 
     /// Fetches a range into the cache on disk if the file lies in a store, with all headers that reads of it check.

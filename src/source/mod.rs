@@ -61,7 +61,7 @@ pub use remote::{
 pub use request_counters::{RequestCounters, request_counters, store_failures};
 pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
-pub use store::{DirEntry, LinkPolicy, PreferredRequests, REMOTE_GAP_BYTES, ResolvedPath};
+pub use store::{DirEntry, LinkPolicy, PreferredRequests, REMOTE_GAP_BYTES, ResolvedPath, Storage};
 pub use url::{
     QuerySource, SourceUrl, StoreKind, UrlError, absolute_path, is_source_url, reads_stdin,
     shown_path,

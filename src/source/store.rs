@@ -153,6 +153,17 @@ pub struct PreferredRequests {
     pub max_count: usize,
 }
 
+/// Where a file's bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In a filesystem.
+    Filesystem,
+    /// In the cache on disk, which has nearly all of them.
+    DiskCache,
+    /// In a store, where each request takes long whatever its size.
+    Store(PreferredRequests),
+}
+
 /// A file held open: its bytes remain readable, or reading them fails, when another has its name.
 pub trait FileHandle: fmt::Debug + Send + Sync {
     /// The state of the file now.
@@ -170,9 +181,9 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The requests that the file is to be read by, if each takes long whatever its size.
-    fn preferred_requests(&self) -> Option<PreferredRequests> {
-        None
+    /// Where its bytes are read.
+    fn storage(&self) -> Storage {
+        Storage::Filesystem
     }
 
     /// Keeps a range in the cache on disk, where the kind of source has one. Returns the bytes that were there.

@@ -18,6 +18,7 @@ use crate::checkpoint::{ByteRun, ConvertedRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
     ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, PreferredRequests, SourceError,
+    Storage,
 };
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
@@ -25,6 +26,10 @@ use super::executor::{DeviceKind, ExecutorSet, IoExecutor, IoJob, STORE_PREFETCH
 
 /// A read of more segments than this comes back to the same pages: they are evicted when the file is closed.
 const MAX_EVICTED_SEGMENTS: usize = 8;
+
+/// Bytes that one read of the cache on disk prefetches. Each begins and ends inside of bytes that are compared as one, so that
+/// fewer reads are faster.
+const DISK_CACHE_PART_BYTES: u64 = 2 << 20;
 
 /// The open sources of one virtual file.
 pub struct FileSources {
@@ -116,7 +121,11 @@ impl FileSources {
 
     /// Bytes of a source that one request prefetches, if they are more than a block.
     pub fn part_bytes(&self, source: BlockSource) -> Option<u64> {
-        Some(self.source(source).preferred_requests()?.bytes)
+        match self.source(source).file.as_ref()?.0.open_file().storage() {
+            Storage::Store(preferred) => Some(preferred.bytes),
+            Storage::DiskCache => Some(DISK_CACHE_PART_BYTES),
+            Storage::Filesystem => None,
+        }
     }
 
     /// The readahead that a source prefers: the bytes of all its requests at once.
@@ -519,12 +528,11 @@ impl OriginReader {
             (file, guard)
         });
         let device = first_file.map(|file| file.file().identity().dev);
-        let preferred = first_file.and_then(|file| file.preferred_requests());
         let is_disk = first_file.is_none_or(|file| FileReader::new(file).is_local());
-        let kind = match preferred {
-            Some(preferred) => DeviceKind::store(preferred.max_count, memory_limit),
-            None if is_disk => DeviceKind::Disk,
-            None => DeviceKind::Network,
+        let kind = match first_file.map(|file| file.storage()) {
+            Some(Storage::Store(preferred)) => DeviceKind::store(preferred.max_count, memory_limit),
+            Some(Storage::Filesystem) if !is_disk => DeviceKind::Network,
+            Some(Storage::Filesystem | Storage::DiskCache) | None => DeviceKind::Disk,
         };
         let executor = executors.for_device(device, kind);
         OriginReader { id, is_local: is_disk && !is_patched, executor, file }

@@ -18,17 +18,14 @@ use crate::source::file_limit::open_within_limit;
 use crate::source::page_cache::count_cached_pages;
 use crate::source::read_spans::{PAGE_BYTES, Span, plan_spans};
 
-use super::block::{BlockError, HEADER_BYTES};
+use super::block::BlockError;
 
-/// Bytes that are read and compared at a time. A block in memory has 1 MiB. With all bytes that its first and
+/// Bytes that are read and compared at a time. A request of a mount has up to 2 MiB. With all bytes that its first and
 /// last checksum cover, it takes one read.
-pub const READ_BYTES: u64 = 2 << 20;
-
-/// The largest gap between the header and the first bytes that one read covers: that is faster than two reads.
-pub const MAX_GAP_BYTES: u64 = 128 << 10;
+pub const READ_BYTES: u64 = 3 << 20;
 
 /// Scratch memory of a thread. Pages that no read touches take no memory.
-const SCRATCH_BYTES: usize = HEADER_BYTES + (MAX_GAP_BYTES + READ_BYTES) as usize + 2 * PAGE_BYTES;
+const SCRATCH_BYTES: usize = READ_BYTES as usize + 2 * PAGE_BYTES;
 
 /// How often a block that is read is marked as used: eviction needs no finer times.
 const USE_INTERVAL: Duration = Duration::from_secs(600);

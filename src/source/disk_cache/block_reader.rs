@@ -4,55 +4,30 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::source::read_spans::{PAGE_BYTES, Span};
 use crate::source::scatter::has_targets;
 
-use super::ObjectId;
-use super::block::{
-    BlockError, CHECKED_BYTES, ChecksumHasher, HEADER_BYTES, file_offset, parse_header,
-};
-use super::block_file::{MAX_GAP_BYTES, OpenBlockFile, READ_BYTES};
-use crate::source::read_spans::{PAGE_BYTES, Span};
+use super::block::{BlockError, BlockName};
+use super::block_file::{OpenBlockFile, READ_BYTES};
+use super::checksums::{CHECKED_BYTES, ChecksumHasher, ObjectChecksums};
 
 /// An open block.
 #[derive(Debug)]
 pub struct BlockReader {
     file: OpenBlockFile,
-    range: Range<u64>,
-    checksums: Box<[u32]>,
+    block: BlockName,
 }
 
 impl BlockReader {
-    /// Opens the block of a range, and compares its header. The same read of the disk fills the targets in the first
-    /// bytes of `part`, if these lie near the header.
-    pub fn open(
-        path: &Path,
-        object: &ObjectId,
-        range: &Range<u64>,
-        part: &Range<u64>,
-        targets: &mut [(u64, &mut [u8])],
-    ) -> Result<BlockReader, BlockError> {
-        let file = OpenBlockFile::open(path)?;
+    /// Opens a block. Its bytes are compared when they are read.
+    pub fn open(folder: &Path, block: &BlockName) -> Result<BlockReader, BlockError> {
+        let file = OpenBlockFile::open(&folder.join(block.to_string()))?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() || metadata.len() != file_offset(range, range.end) {
+        if !metadata.is_file() || metadata.len() != block.file_offset(block.range.end) {
             return Err(BlockError::Corrupt);
         }
-        let first = step(range, part, part.start);
-        let is_near = first.start - range.start <= MAX_GAP_BYTES && has_targets(&first, targets);
-        let first = if is_near { first } else { range.start..range.start };
-        let file_range = 0..file_offset(range, first.end);
-        let checksums = file.read(&file_range, targets_in(range, &first, targets), |spans| {
-            let header = spans.first().and_then(|span| span.bytes.get(..HEADER_BYTES));
-            let checksums = header.and_then(|header| parse_header(header, object, range));
-            let checksums = checksums.ok_or(BlockError::Corrupt)?;
-            compare(spans, file_offset(range, first.start), &first, range, &checksums)?;
-            Ok(checksums)
-        })?;
         file.mark_used(metadata.atime());
-        let reader = BlockReader { file, range: range.clone(), checksums };
-        if first.end < part.end {
-            reader.read(&(first.end.max(part.start)..part.end), targets)?;
-        }
-        Ok(reader)
+        Ok(BlockReader { file, block: block.clone() })
     }
 
     /// Whether the block was not evicted, as of at most 10 seconds ago. Also marks its use.
@@ -60,30 +35,36 @@ impl BlockReader {
         self.file.is_current()
     }
 
-    /// Fills the parts of the targets that lie in a part of the block.
+    /// Fills the parts of the targets that lie in a part of the block. Without targets, only compares whether the part has
+    /// checksums.
     pub fn read(
         &self,
         part: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
+        checksums: &ObjectChecksums,
     ) -> Result<(), BlockError> {
+        if targets.is_empty() && self.block.checksums(part, checksums)?.contains(&0) {
+            return Err(BlockError::Corrupt);
+        }
         let mut at = part.start;
         while at < part.end {
-            let step = step(&self.range, part, at);
+            let step = step(&self.block.range, part, at);
             at = step.end;
             if has_targets(&step, targets) {
-                self.read_step(&step, targets)?;
+                self.read_step(&step, targets, checksums)?;
             }
         }
         Ok(())
     }
 
     /// Compares all checksums.
-    pub fn verify(&self) -> Result<(), BlockError> {
-        let mut at = self.range.start;
-        while at < self.range.end {
-            let step = step(&self.range, &self.range, at);
+    pub fn verify(&self, checksums: &ObjectChecksums) -> Result<(), BlockError> {
+        let range = &self.block.range;
+        let mut at = range.start;
+        while at < range.end {
+            let step = step(range, range, at);
             at = step.end;
-            self.read_step(&step, &mut [])?;
+            self.read_step(&step, &mut [], checksums)?;
         }
         Ok(())
     }
@@ -92,12 +73,15 @@ impl BlockReader {
         &self,
         step: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
+        checksums: &ObjectChecksums,
     ) -> Result<(), BlockError> {
-        let place = |at| file_offset(&self.range, at);
-        let start = place(step.start);
-        let file_range = start / PAGE_BYTES as u64 * PAGE_BYTES as u64..place(step.end);
-        self.file.read(&file_range, targets_in(&self.range, step, targets), |spans| {
-            compare(spans, start - file_range.start, step, &self.range, &self.checksums)
+        let start = self.block.file_offset(step.start);
+        let first_page = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let file_range = first_page..self.block.file_offset(step.end);
+        let expected = self.block.checksums(step, checksums)?;
+        let targets = targets_in(&self.block, step, targets);
+        self.file.read(&file_range, targets, |spans| {
+            compare(spans, start - first_page, step, &expected, checksums.hasher())
         })
     }
 }
@@ -111,7 +95,7 @@ fn step(block: &Range<u64>, part: &Range<u64>, at: u64) -> Range<u64> {
 
 /// The parts of the targets in a step, each with its offset in the file of the block.
 fn targets_in<'a>(
-    block: &Range<u64>,
+    block: &BlockName,
     step: &Range<u64>,
     targets: &'a mut [(u64, &mut [u8])],
 ) -> impl Iterator<Item = (u64, &'a mut [u8])> {
@@ -119,31 +103,30 @@ fn targets_in<'a>(
         let (start, end) = ((*at).max(step.start), (*at + target.len() as u64).min(step.end));
         let part =
             (start..end).contains(&start).then(|| (start - *at) as usize..(end - *at) as usize)?;
-        Some((file_offset(block, start), &mut target[part]))
+        Some((block.file_offset(start), &mut target[part]))
     })
 }
 
-/// Compares pieces of a block with their checksums. The first piece begins after `skipped` bytes of the spans.
+/// Compares the pieces of a range with their checksums. The first one begins after `skipped` bytes of the spans.
 fn compare(
     spans: &[Span<'_>],
     skipped: u64,
-    pieces: &Range<u64>,
-    block: &Range<u64>,
+    range: &Range<u64>,
     checksums: &[u32],
+    mut hasher: ChecksumHasher,
 ) -> Result<(), BlockError> {
-    let (mut skipped, mut at) = (skipped as usize, pieces.start);
-    let first = pieces.start / CHECKED_BYTES - block.start / CHECKED_BYTES;
-    let mut checksums = checksums.iter().skip(first as usize);
-    let mut hasher = ChecksumHasher::default();
+    let (mut skipped, mut at) = (skipped as usize, range.start);
+    let mut checksums = checksums.iter();
     for span in spans {
         let mut bytes = span.bytes.get(skipped..).unwrap_or_default();
         skipped = skipped.saturating_sub(span.bytes.len());
-        while at < pieces.end && !bytes.is_empty() {
-            let end = (at / CHECKED_BYTES * CHECKED_BYTES + CHECKED_BYTES).min(pieces.end);
+        while at < range.end && !bytes.is_empty() {
+            let piece_start = at / CHECKED_BYTES * CHECKED_BYTES;
+            let end = (piece_start + CHECKED_BYTES).min(range.end);
             let (piece, behind) = bytes.split_at(bytes.len().min((end - at) as usize));
             hasher.update(piece);
             (at, bytes) = (at + piece.len() as u64, behind);
-            if at == end && checksums.next() != Some(&hasher.take()) {
+            if at == end && checksums.next() != Some(&hasher.take(range.start.max(piece_start))) {
                 return Err(BlockError::Corrupt);
             }
         }
@@ -158,75 +141,125 @@ mod tests {
 
     use memmap2::MmapMut;
 
-    use super::super::block::{BlockWriter, block_name, parse_block_name};
+    use super::super::ObjectId;
+    use super::super::block::BlockWriter;
+    use super::super::checksums::CHECKSUMS_NAME;
     use super::*;
 
     const OBJECT: ObjectId = ObjectId([7; 16]);
 
-    fn write(folder: &Path, start: u64, bytes: &[u8]) -> Range<u64> {
-        let mut writer = BlockWriter::create(folder, start).unwrap();
+    fn write(folder: &Path, start: u64, bytes: &[u8]) -> BlockName {
+        let mut writer = BlockWriter::create(folder, &OBJECT, start).unwrap();
         for piece in bytes.chunks(50_000) {
             writer.append(piece).unwrap();
         }
-        writer.finish(folder, &OBJECT).unwrap()
+        writer.finish(folder, &ObjectChecksums::new(OBJECT, folder)).unwrap()
+    }
+
+    fn verify(folder: &Path, object: ObjectId, block: &BlockName) -> Result<(), BlockError> {
+        BlockReader::open(folder, block)?.verify(&ObjectChecksums::new(object, folder))
     }
 
     fn sample(len: usize) -> Vec<u8> {
         (0..len as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
     }
 
-    fn open(path: &Path, object: &ObjectId, range: &Range<u64>) -> Result<BlockReader, BlockError> {
-        BlockReader::open(path, object, range, &(0..0), &mut [])
-    }
-
     #[test]
     fn any_part_of_a_block_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
-        for len in [1, 65_536, 200_001, 3 << 20] {
-            let bytes = sample(len);
-            let range = write(dir.path(), 1000, &bytes);
-            assert_eq!(parse_block_name(&block_name(&range)), Some(range.clone()));
-            let path = dir.path().join(block_name(&range));
-            let block = open(&path, &OBJECT, &range).unwrap();
+        let bytes = sample((3 << 20) + 20_000);
+        let checksums = ObjectChecksums::new(OBJECT, dir.path());
+        for (start, len) in [
+            (1000, 1),
+            (1000, 65_536),
+            (1000, 200_001),
+            (1000, 3 << 20),
+            // Of one piece: its beginning, its middle, its end, and all of it.
+            (0, 5000),
+            (100, 5000),
+            (16_000, 384),
+            (16_384, 16_384),
+            // Parts of pieces that other blocks have whole.
+            (20_000, 100),
+            (100_000, 40_000),
+        ] {
+            let bytes = &bytes[start as usize..start as usize + len];
+            let block = write(dir.path(), start, bytes);
+            assert_eq!(block.range, start..start + len as u64);
+            assert_eq!(BlockName::parse(&block.to_string()), Some(block.clone()));
+            let reader = BlockReader::open(dir.path(), &block).unwrap();
             // Page-aligned memory is filled in place.
             let mut memory = MmapMut::map_anon(4 << 20).unwrap();
             for (from, to) in [(0, len), (len / 3, len), (len / 2, len / 2 + 1), (0, 1)] {
-                let part = 1000 + from as u64..1000 + to as u64;
+                let part = start + from as u64..start + to as u64;
                 for shift in [0, part.start as usize % PAGE_BYTES] {
                     let out = &mut memory[shift..shift + to - from];
                     out.fill(0);
-                    block.read(&part, &mut [(part.start, out)]).unwrap();
-                    assert_eq!(memory[shift..shift + to - from], bytes[from..to]);
-                    let out = &mut memory[shift..shift + to - from];
-                    out.fill(0);
-                    BlockReader::open(&path, &OBJECT, &range, &part, &mut [(part.start, out)])
-                        .unwrap();
+                    reader.read(&part, &mut [(part.start, out)], &checksums).unwrap();
                     assert_eq!(memory[shift..shift + to - from], bytes[from..to]);
                 }
             }
-            block.verify().unwrap();
+            reader.verify(&checksums).unwrap();
+        }
+        // The blocks written later have changed no checksum of the earlier ones.
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            if let Some(block) = BlockName::parse(entry.unwrap().file_name().to_str().unwrap()) {
+                verify(dir.path(), OBJECT, &block).unwrap();
+            }
         }
     }
 
     #[test]
     fn a_changed_byte_anywhere_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
-        let bytes = sample(200_000);
-        let range = write(dir.path(), 0, &bytes);
-        let path = dir.path().join(block_name(&range));
-        for at in [0, 9, 30, 50, 3000, 4095, 4096, 70_000, 204_095] {
-            let file = File::options().read(true).write(true).open(&path).unwrap();
+        let block = write(dir.path(), 1000, &sample(200_000));
+        let path = dir.path().join(block.to_string());
+        let checksums = dir.path().join(CHECKSUMS_NAME);
+        // Of the first piece and the last, the name has the checksums.
+        for (path, at) in
+            [(&path, 1000), (&path, 70_000), (&path, 200_999), (&checksums, 4), (&checksums, 47)]
+        {
+            let file = File::options().read(true).write(true).open(path).unwrap();
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-            let block = open(&path, &OBJECT, &range);
-            let read = block.and_then(|block| block.verify());
+            let read = verify(dir.path(), OBJECT, &block);
             assert!(matches!(read, Err(BlockError::Corrupt)), "{at}");
             file.write_all_at(&byte, at).unwrap();
         }
-        open(&path, &OBJECT, &range).unwrap().verify().unwrap();
-        assert!(open(&path, &ObjectId([8; 16]), &range).is_err());
+        verify(dir.path(), OBJECT, &block).unwrap();
+        let of_other = verify(dir.path(), ObjectId([8; 16]), &block);
+        assert!(matches!(of_other, Err(BlockError::Corrupt)));
+        let moved = block.to_string().replace("0003e8", "0043e8");
+        std::fs::copy(&path, dir.path().join(&moved)).unwrap();
+        let moved = BlockName::parse(&moved).unwrap();
+        let reader = BlockReader::open(dir.path(), &moved).unwrap();
+        let checksums = ObjectChecksums::new(OBJECT, dir.path());
+        let part = moved.range.start..moved.range.start + 1;
+        let read = reader.read(&part, &mut [(part.start, &mut [0])], &checksums);
+        assert!(matches!(read, Err(BlockError::Corrupt)));
         File::options().write(true).open(&path).unwrap().set_len(100_000).unwrap();
-        assert!(matches!(open(&path, &OBJECT, &range), Err(BlockError::Corrupt)));
+        let of_short = verify(dir.path(), OBJECT, &block);
+        assert!(matches!(of_short, Err(BlockError::Corrupt)));
+    }
+
+    #[test]
+    fn bytes_without_checksums_are_corrupt_until_these_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let checksums = ObjectChecksums::new(OBJECT, dir.path());
+        let bytes = sample(100_000);
+        let block = write(dir.path(), 0, &bytes);
+        let reader = BlockReader::open(dir.path(), &block).unwrap();
+        reader.verify(&checksums).unwrap();
+        let path = dir.path().join(CHECKSUMS_NAME);
+        let kept = std::fs::read(&path).unwrap();
+        // Lost in a crash.
+        File::options().write(true).open(&path).unwrap().set_len(4).unwrap();
+        assert!(matches!(reader.verify(&checksums), Err(BlockError::Corrupt)));
+        let read = |part: Range<u64>| reader.read(&part, &mut [], &checksums);
+        assert!(matches!(read(0..30_000), Err(BlockError::Corrupt)));
+        read(0..16_000).unwrap();
+        std::fs::write(&path, &kept).unwrap();
+        reader.verify(&checksums).unwrap();
     }
 }

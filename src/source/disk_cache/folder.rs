@@ -16,12 +16,13 @@ use crate::private_folder::{create_private, open_private};
 use crate::temp_file::TempFile;
 use crate::threads::{lock, lock_holding_forks};
 
-use super::block::{BLOCK_OVERHEAD_BYTES, BlockError};
+use super::block::{BLOCK_OVERHEAD_BYTES, BlockError, BlockName};
 use super::block_reader::BlockReader;
+use super::checksums::{CHECKSUMS_NAME, ObjectChecksums};
 use super::ledger::{RoomDecision, SpaceLedger, SpaceReservation};
 use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
-use super::usage::{ObjectFolder, object_folders};
+use super::usage::{BlockFile, ObjectFolder, object_folders};
 
 /// Maximum blocks that stay open for random readers. Each takes one or two descriptors.
 const MAX_OPEN_BLOCKS: NonZeroUsize = NonZeroUsize::new(256).expect("is not zero");
@@ -113,28 +114,38 @@ impl DiskCache {
         self.folder.join(id.to_string())
     }
 
-    /// Fills the targets in a part of a block. Without targets, only its header is compared.
+    /// Fills the targets in a part of a block. Without targets, only compares whether the part has checksums.
     pub(super) fn read_block(
         &self,
-        path: &Path,
-        object: &ObjectId,
-        block: &Range<u64>,
+        folder: &Path,
+        block: &BlockName,
         part: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
+        checksums: &ObjectChecksums,
     ) -> Result<(), BlockError> {
-        let key = block_key(path);
+        let reader = self.open_block(folder, block)?;
+        match reader.read(part, targets, checksums) {
+            // The folder may have been removed or moved meanwhile, and created anew.
+            Err(BlockError::Corrupt) => {
+                checksums.close();
+                reader.read(part, targets, checksums)
+            }
+            read => read,
+        }
+    }
+
+    fn open_block(&self, folder: &Path, block: &BlockName) -> Result<Arc<BlockReader>, BlockError> {
+        let key = block_key(&folder.join(block.to_string()));
         let slot =
             lock_holding_forks(&self.open_blocks).get_or_insert(key, Default::default).clone();
         let mut opened = lock(&slot);
-        if let Some(reader) = opened.clone().filter(|reader| reader.is_current()) {
-            drop(opened);
-            return reader.read(part, targets);
+        if let Some(reader) = opened.as_ref().filter(|reader| reader.is_current()) {
+            return Ok(Arc::clone(reader));
         }
         // First it is closed, if it was open and evicted.
         *opened = None;
-        let reader = BlockReader::open(path, object, block, part, targets)?;
-        *opened = Some(Arc::new(reader));
-        Ok(())
+        let reader = BlockReader::open(folder, block)?;
+        Ok(Arc::clone(opened.insert(Arc::new(reader))))
     }
 
     pub(super) fn forget_block(&self, path: &Path) {
@@ -262,13 +273,16 @@ impl DiskCache {
         removed
     }
 
-    /// Removes the folder of an object that has no blocks. If another process adds one meanwhile, the folder stays.
+    /// Removes the folder of an object that has no blocks. If another process adds one meanwhile, the folder stays, and that
+    /// block is fetched again if it lost its checksums.
     fn remove_if_empty(&self, folder: &ObjectFolder) {
         if object_has_blocks(&folder.path) {
             return;
         }
         let version = folder.version();
-        let _ = std::fs::remove_file(folder.path.join(MANIFEST_NAME));
+        for name in [MANIFEST_NAME, CHECKSUMS_NAME] {
+            let _ = std::fs::remove_file(folder.path.join(name));
+        }
         let is_removed = std::fs::remove_dir(&folder.path).is_ok();
         if let (false, Some((version, _))) = (is_removed, version) {
             let _ = self.write_manifest(&folder.path, &version);
@@ -327,17 +341,17 @@ impl DiskCache {
             if !folder.version().is_none_or(|(version, _)| select(&version)) {
                 continue;
             }
-            for block in &folder.blocks {
-                let (id, range) = (&folder.id, &block.range);
-                let opened = BlockReader::open(&block.path, id, range, range, &mut []);
-                let is_whole = match opened.and_then(|reader| reader.verify()) {
+            let checksums = ObjectChecksums::new(folder.id, &folder.path);
+            for BlockFile { path, block, .. } in &folder.blocks {
+                let opened = BlockReader::open(&folder.path, block);
+                let is_whole = match opened.and_then(|reader| reader.verify(&checksums)) {
                     Ok(()) => true,
                     Err(BlockError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                         continue;
                     }
                     Err(BlockError::Io(error)) => return Err(error),
                     Err(BlockError::Corrupt) => {
-                        remove_block(&block.path)?;
+                        remove_block(path)?;
                         false
                     }
                 };
@@ -367,5 +381,5 @@ fn object_has_blocks(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .any(|name| name != MANIFEST_NAME)
+        .any(|name| ![MANIFEST_NAME, CHECKSUMS_NAME].contains(&name.as_str()))
 }

@@ -2,13 +2,14 @@
 //!
 //! Each version of an object has a folder, with a file (a block) for each range that was read. A block gets its name when
 //! it is whole, and never changes: no lock is needed, and a killed process leaves nothing. The least recently used blocks
-//! are evicted when there is no room. Every read compares checksums.
+//! are evicted when there is no room. Every read compares checksums, which one file in the folder has.
 //!
 //! The cache sends no request. Callers know which version is the newest.
 
 mod block;
 mod block_file;
 mod block_reader;
+mod checksums;
 mod folder;
 mod ledger;
 mod limits;

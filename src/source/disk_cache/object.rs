@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use crate::source::scatter::has_targets;
 use crate::threads::lock_holding_forks;
 
-use super::block::{
-    BLOCK_OVERHEAD_BYTES, BlockError, BlockWriter, MAX_BLOCK_BYTES, block_name, parse_block_name,
-};
+use super::block::{BLOCK_OVERHEAD_BYTES, BlockError, BlockName, BlockWriter, MAX_BLOCK_BYTES};
+use super::checksums::ObjectChecksums;
 use super::folder::DiskCache;
 use super::ledger::SpaceReservation;
 use super::usage::covered_bytes;
@@ -34,6 +33,7 @@ pub struct CachedObject {
     id: ObjectId,
     version: CachedVersion,
     folder: PathBuf,
+    checksums: ObjectChecksums,
     blocks: Mutex<KnownBlocks>,
     has_manifest: AtomicBool,
 }
@@ -41,7 +41,7 @@ pub struct CachedObject {
 /// The blocks of the last listing, by their start, and those that were written since.
 #[derive(Debug, Default)]
 struct KnownBlocks {
-    ends: BTreeMap<u64, u64>,
+    by_start: BTreeMap<u64, BlockName>,
     listed_at: Option<Instant>,
 }
 
@@ -50,8 +50,9 @@ impl CachedObject {
     pub fn new(cache: Arc<DiskCache>, version: CachedVersion) -> CachedObject {
         let id = version.id();
         let folder = cache.object_folder(&id);
+        let checksums = ObjectChecksums::new(id, &folder);
         let (blocks, has_manifest) = Default::default();
-        CachedObject { cache, id, version, folder, blocks, has_manifest }
+        CachedObject { cache, id, version, folder, checksums, blocks, has_manifest }
     }
 
     /// Fills the targets from the cached blocks of a range. Returns the missing ranges in which targets lie.
@@ -61,7 +62,7 @@ impl CachedObject {
         while at < range.end {
             let block = self.find(at);
             let next = match &block {
-                Some(block) => block.end,
+                Some(block) => block.range.end,
                 None => self.next_start(at).unwrap_or(range.end),
             };
             let part = at..next.min(range.end);
@@ -76,17 +77,17 @@ impl CachedObject {
 
     /// Bytes of the object that the folder has blocks of.
     pub fn covered_bytes(&self) -> u64 {
-        covered_bytes(self.list().into_iter())
+        covered_bytes(self.list().into_iter().map(|block| block.range))
     }
 
     /// Bytes of ranges that the folder has no blocks of. The blocks are not opened.
     pub fn missing_bytes(&self, ranges: &[Range<u64>]) -> u64 {
-        let blocks = self.list();
+        let blocks: Vec<_> = self.list().into_iter().map(|block| block.range).collect();
         ranges.iter().map(|range| range.end - range.start - bytes_within(&blocks, range)).sum()
     }
 
     /// The block that has a position and reaches furthest. A miss lists the folder again if the listing is old.
-    fn find(&self, at: u64) -> Option<Range<u64>> {
+    fn find(&self, at: u64) -> Option<BlockName> {
         let (found, is_old) = {
             let blocks = lock_holding_forks(&self.blocks);
             (blocks.find(at), blocks.listed_at.is_none_or(|at| at.elapsed() >= RELIST_INTERVAL))
@@ -97,39 +98,40 @@ impl CachedObject {
         // Without the lock. A block that is gone meanwhile is forgotten when it is opened.
         let listed = self.list();
         let mut blocks = lock_holding_forks(&self.blocks);
-        blocks.ends.extend(listed.into_iter().map(|block| (block.start, block.end)));
+        blocks.by_start.extend(listed.into_iter().map(|block| (block.range.start, block)));
         blocks.listed_at = Some(Instant::now());
         blocks.find(at)
     }
 
     /// The blocks that the folder has now, by their start.
-    fn list(&self) -> Vec<Range<u64>> {
+    fn list(&self) -> Vec<BlockName> {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let block = |entry: std::fs::DirEntry| parse_block_name(entry.file_name().to_str()?);
+        let block = |entry: std::fs::DirEntry| BlockName::parse(entry.file_name().to_str()?);
         let mut blocks: Vec<_> = entries.filter_map(block).collect();
-        blocks.sort_unstable_by_key(|block| (block.start, block.end));
+        blocks.sort_unstable_by_key(|block| (block.range.start, block.range.end));
         blocks
     }
 
     /// The start of the first block behind a position.
     fn next_start(&self, at: u64) -> Option<u64> {
-        lock_holding_forks(&self.blocks).ends.range(at..).next().map(|(&start, _)| start)
+        lock_holding_forks(&self.blocks).by_start.range(at..).next().map(|(&start, _)| start)
     }
 
     /// Fills the targets from a block. False if it is gone or corrupt: it is forgotten then.
     fn read_block(
         &self,
-        block: &Range<u64>,
+        block: &BlockName,
         part: &Range<u64>,
         targets: &mut [(u64, &mut [u8])],
     ) -> bool {
-        let path = self.folder.join(block_name(block));
-        let Err(error) = self.cache.read_block(&path, &self.id, block, part, targets) else {
+        let read = self.cache.read_block(&self.folder, block, part, targets, &self.checksums);
+        let Err(error) = read else {
             // A cache that was filled before may be read-only.
             let _ = self.keep_manifest();
             return true;
         };
-        lock_holding_forks(&self.blocks).ends.remove(&block.start);
+        let path = self.folder.join(block.to_string());
+        lock_holding_forks(&self.blocks).by_start.remove(&block.range.start);
         self.cache.forget_block(&path);
         match error {
             BlockError::Corrupt => {
@@ -152,7 +154,7 @@ impl CachedObject {
             self.cache.make_room((end - start).min(MAX_BLOCK_BYTES) + BLOCK_OVERHEAD_BYTES)?;
         let create = || {
             self.keep_manifest()?;
-            BlockWriter::create(&self.folder, start)
+            BlockWriter::create(&self.folder, &self.id, start)
         };
         let created = create().or_else(|error| match error.kind() {
             // The folder was removed in between.
@@ -168,11 +170,11 @@ impl CachedObject {
 
     fn finish(&self, UnfinishedBlock { writer, room }: UnfinishedBlock<'_>) {
         room.commit(writer.len() + BLOCK_OVERHEAD_BYTES);
-        match writer.finish(&self.folder, &self.id) {
-            Ok(range) => {
+        match writer.finish(&self.folder, &self.checksums) {
+            Ok(block) => {
                 // An older file of this name may be open.
-                self.cache.forget_block(&self.folder.join(block_name(&range)));
-                lock_holding_forks(&self.blocks).ends.insert(range.start, range.end);
+                self.cache.forget_block(&self.folder.join(block.to_string()));
+                lock_holding_forks(&self.blocks).by_start.insert(block.range.start, block);
             }
             // The folder was removed in between: this block is lost, and the next one creates it anew.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -202,10 +204,10 @@ fn bytes_within(blocks: &[Range<u64>], range: &Range<u64>) -> u64 {
 
 impl KnownBlocks {
     /// The block that has a position and reaches furthest.
-    fn find(&self, at: u64) -> Option<Range<u64>> {
-        let before = self.ends.range(..=at).rev().take(MAX_CANDIDATES);
-        let covering = before.map(|(&start, &end)| start..end).filter(|block| at < block.end);
-        covering.max_by_key(|block| block.end)
+    fn find(&self, at: u64) -> Option<BlockName> {
+        let before = self.by_start.range(..=at).rev().take(MAX_CANDIDATES);
+        let covering = before.map(|(_, block)| block).filter(|block| at < block.range.end);
+        covering.max_by_key(|block| block.range.end).cloned()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::source::error::SourceError;
 use crate::source::metadata::FileState;
 use crate::source::request_counters::{count_bytes, count_cached, count_failure};
 use crate::source::scatter::copy_to_targets;
-use crate::source::store::{FileHandle, PreferredRequests};
+use crate::source::store::{FileHandle, PreferredRequests, Storage};
 use crate::threads::lock;
 
 use super::error::RemoteError;
@@ -47,7 +47,8 @@ pub struct RemoteFile {
     cached: Option<CachedObject>,
     /// Whether reads bypass the cache on disk.
     bypasses_cache: AtomicBool,
-    is_on_disk: OnceLock<bool>,
+    /// Bytes of it that the cache on disk had when that was first asked.
+    covered_bytes: OnceLock<u64>,
 }
 
 impl RemoteFile {
@@ -57,13 +58,13 @@ impl RemoteFile {
         version: ObjectVersion,
         path: PathBuf,
     ) -> RemoteFile {
-        let (bypasses_cache, is_on_disk) = Default::default();
+        let (bypasses_cache, covered_bytes) = Default::default();
         let pages = FilePages::new();
         if !version.is_strong() {
             store.note_weak_version();
         }
         let cached = store.cached_object(&key, &version);
-        RemoteFile { store, key, version, path, pages, cached, bypasses_cache, is_on_disk }
+        RemoteFile { store, key, version, path, pages, cached, bypasses_cache, covered_bytes }
     }
 
     /// Reads a range in parts that are fetched at once, each into its place.
@@ -218,12 +219,11 @@ impl RemoteFile {
         Ok(bytes)
     }
 
-    /// Whether the cache on disk had nearly all of it when that was first asked.
-    fn is_on_disk(&self) -> bool {
-        *self.is_on_disk.get_or_init(|| {
-            let needed = self.version.size - self.version.size / ON_DISK_MARGIN_DIVISOR;
+    /// Bytes of it that the cache on disk had when that was first asked.
+    fn covered_bytes(&self) -> u64 {
+        *self.covered_bytes.get_or_init(|| {
             let cached = self.cached.as_ref().filter(|_| !self.bypasses_cache.load(Relaxed));
-            cached.is_some_and(|cached| cached.covered_bytes() >= needed)
+            cached.map_or(0, CachedObject::covered_bytes)
         })
     }
 
@@ -253,13 +253,18 @@ impl FileHandle for RemoteFile {
         true
     }
 
-    fn preferred_requests(&self) -> Option<PreferredRequests> {
-        // What lies on this machine is read as any file here: reading far ahead would only cost.
-        if self.is_on_disk() {
-            return None;
+    fn storage(&self) -> Storage {
+        let size = self.version.size;
+        let missing_bytes = size.saturating_sub(self.covered_bytes());
+        if self.store.options.offline {
+            // A request of several blocks fails if any byte of it is missing.
+            return if missing_bytes == 0 { Storage::DiskCache } else { Storage::Filesystem };
+        }
+        if missing_bytes <= size / ON_DISK_MARGIN_DIVISOR {
+            return Storage::DiskCache;
         }
         let max_count = self.store.max_request_count();
-        Some(PreferredRequests { bytes: PART_BYTES, max_count })
+        Storage::Store(PreferredRequests { bytes: PART_BYTES, max_count })
     }
 
     fn keep_on_disk(&self, range: Range<u64>) -> Result<u64, SourceError> {
