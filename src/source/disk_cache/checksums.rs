@@ -37,8 +37,8 @@ pub fn pieces_of(range: &Range<u64>) -> Range<u64> {
     range.start / CHECKED_BYTES..range.end.div_ceil(CHECKED_BYTES)
 }
 
-/// Computes the checksums of an object's pieces, whose bytes arrive in parts: 32 bits of XXH3-64, which depend on the
-/// version of the object and the place in it.
+/// Computes the checksums of an object's pieces, whose bytes arrive in parts: 32 bits of XXH3-64. The same bytes have
+/// another one in another version of the object, and at another place in it.
 pub struct ChecksumHasher(Xxh3);
 
 impl ChecksumHasher {
