@@ -258,7 +258,48 @@ impl BlockFill<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CacheOptions;
     use super::*;
+    use crate::private_folder::create_private;
+
+    #[test]
+    fn a_folder_that_is_moved_away_is_filled_anew() {
+        const BLOCK_BYTES: u64 = 100 << 10;
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("blocks");
+        let options = CacheOptions::new(Some(folder.clone()), None, Some(0));
+        let cache = Arc::new(DiskCache::open(&options, &folder).unwrap());
+        let version = CachedVersion {
+            url: "s3://bucket/a".into(),
+            store: "s3 bucket".into(),
+            key: "a".into(),
+            size: 3 * BLOCK_BYTES,
+            etag: Some("e".into()),
+            is_weak: false,
+            modified: 7,
+        };
+        let object = CachedObject::new(cache, version);
+        let write = |range: &Range<u64>| {
+            let mut fill = object.write(range).unwrap();
+            fill.append(&vec![(range.start / BLOCK_BYTES) as u8 + 1; BLOCK_BYTES as usize]);
+            fill.finish();
+        };
+        let is_cached = |range: &Range<u64>| {
+            let mut bytes = vec![0; BLOCK_BYTES as usize];
+            let missing = object.read(range, &mut [(range.start, &mut bytes)]);
+            missing.is_empty()
+                && bytes.iter().all(|&byte| byte == (range.start / BLOCK_BYTES) as u8 + 1)
+        };
+        let (first, second) = (0..BLOCK_BYTES, BLOCK_BYTES..2 * BLOCK_BYTES);
+        write(&first);
+        assert!(is_cached(&first));
+        // The moved file of checksums is open, and has none of the second block's.
+        std::fs::rename(&folder, dir.path().join("moved")).unwrap();
+        create_private(&folder).unwrap();
+        write(&second);
+        assert!(is_cached(&second));
+        assert!(is_cached(&second));
+    }
 
     #[test]
     fn bytes_of_a_range_are_counted_once_and_to_its_ends() {
