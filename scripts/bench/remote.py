@@ -17,7 +17,7 @@ from pathlib import Path
 from ckptfs.bench.usage import processor_seconds
 
 from bench import workloads
-from bench.fixtures import RUNS, alternate, mounted, uniform, write_model
+from bench.fixtures import CKPTFS, RUNS, alternate, mounted, uniform, write_model
 from bench.machine import Machine, load
 from bench.memory_ballast import NoBallast
 from bench.models import Models
@@ -243,6 +243,19 @@ def measure_first_byte(bench):
     yield f"{FIRST_BYTE}, and for the mount itself", [run["with"] for run in runs]
 
 
+def measure_ls(bench):
+    def measure():
+        bench.warm_store(bench.models.many)
+        bench.server.limit()
+        start = time.perf_counter()
+        subprocess.run([CKPTFS, "ls", bench.url(bench.models.many)], check=True, stdout=subprocess.DEVNULL)
+        return {"value": time.perf_counter() - start}
+
+    # The cache on disk has headers after the first run.
+    with environment(CKPTFS_NO_CACHE="1"):
+        yield "`ckptfs ls` of 160 shards: seconds", [measure() for _ in range(RUNS)]
+
+
 def measure_bytes(bench):
     model, folder = bench.models.shards(), bench.models.folder / "tensors"
     if not folder.exists():
@@ -287,7 +300,8 @@ def measure_memory(bench):
 COMPARED = {"load": measure_load, "mounts": measure_mounts, "second": measure_second_start,
             "trace": measure_trace_replay}
 
-BOUNDED = {"first-byte": measure_first_byte, "bytes": measure_bytes, "stalls": measure_stalls, "memory": measure_memory}
+BOUNDED = {"first-byte": measure_first_byte, "ls": measure_ls, "bytes": measure_bytes, "stalls": measure_stalls,
+           "memory": measure_memory}
 
 
 def main(*names):

@@ -56,6 +56,7 @@ REMOTE_TARGETS = {
 
 REMOTE_LIMITS = {
     "first byte of a tensor after `ckptfs mount`, 160 shards: seconds": "1",
+    "`ckptfs ls` of 160 shards: seconds": "2",
     "bytes fetched to load everything, of the model's": "1.03",
     "MB fetched to load one tensor of 10 MB": "12",
     "the longest fault or read, 32 threads at random and 8 in order: seconds": "5",

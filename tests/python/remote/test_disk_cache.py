@@ -66,6 +66,24 @@ def test_a_second_read_fetches_no_bytes(ckptfs, mounts, store, models, cache, tm
     assert store.stats["bytes"] >= fetched
 
 
+def test_cached_bytes_count_once_the_store_has_confirmed_their_version(ckptfs, store, cache, tmp_path):
+    for name in ("a", "b", "c"):
+        store_tensor(store, f"confirmed/{name}.safetensors", ord(name), tmp_path)
+    assert ckptfs("fetch", "s3://bucket/confirmed").code == DONE
+    store.fault()
+    for name in ("a", "b", "c"):
+        url = f"s3://bucket/confirmed/{name}.safetensors"
+        with package.safe_open(url, "pt") as opened:
+            for _ in range(5):
+                assert opened.get_tensor("t").unique().tolist() == [ord(name)]
+    stats = store.stats
+    # Each is looked at by its name, and again when it is opened.
+    assert stats["methods"] == {"HEAD": 6} and stats["bytes"] == 0, stats
+    store.fault(is_down=True)
+    refused = ckptfs("export", "s3://bucket/confirmed/a.safetensors", tmp_path / "out.safetensors", "--outage-timeout", "1")
+    assert refused.code == FAILED and not (tmp_path / "out.safetensors").exists()
+
+
 def test_a_changed_object_is_fetched_anew(ckptfs, store, cache, tmp_path):
     for value in (1, 2):
         store_tensor(store, "changing/model.safetensors", value, tmp_path)

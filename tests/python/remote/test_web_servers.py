@@ -1,6 +1,7 @@
 """Web servers: with WebDAV or without, with ETags, weak ones or none."""
 
 import http.server
+import re
 import threading
 from functools import partial
 
@@ -12,6 +13,7 @@ from safetensors.torch import save
 
 import store_kinds
 from compare import check_same
+from mounts import until
 from program import DONE, FAILED, REFUSED
 from samples import write_shards
 
@@ -98,6 +100,61 @@ def python_server(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+
+
+class WithWeakEtag(http.server.BaseHTTPRequestHandler):
+    """Answers every path with the same bytes, whose ETag is a weak one."""
+
+    protocol_version = "HTTP/1.1"
+    content = b""
+    version = 1
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, end = 0, len(self.content)
+        if wanted:
+            start, end = int(wanted[1]), min(end, int(wanted[2] or end) + 1)
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(self.content)}")
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("ETag", f'W/"{self.version}"')
+        self.send_header("Last-Modified", "Thu, 01 Oct 2026 10:00:00 GMT")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(self.content[start:end])
+
+
+@pytest.fixture
+def weak_server(monkeypatch):
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+    handler = type("Handler", (WithWeakEtag,), {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield handler, f"http://127.0.0.1:{server.server_port}/model.safetensors"
+    server.shutdown()
+
+
+def test_a_weak_etag_is_compared_in_each_answer_and_noted(mounts, weak_server):
+    handler, url = weak_server
+    # Larger than what a first request brings.
+    handler.content = save({"a": torch.full((1 << 20,), 1.0), "b": torch.full((1 << 20,), 2.0)})
+    mount = mounts(url)
+    assert (mount / "model.safetensors").read_bytes() == handler.content
+    until("the note is there", lambda: "states no strong ETag" in mount.logged())
+    with package.safe_open(url, "pt") as opened:
+        assert opened.get_tensor("a").unique().tolist() == [1]
+        handler.content = save({"a": torch.full((1 << 20,), 3.0), "b": torch.full((1 << 20,), 4.0)})
+        handler.version = 2
+        with pytest.raises(package.SafetensorError, match="changed"):
+            opened.get_tensor("b")
+    assert load_file(url)["b"].unique().tolist() == [4]
 
 
 def test_a_redirect_to_a_slash_is_a_directory(ckptfs, python_server, tmp_path):
