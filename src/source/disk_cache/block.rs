@@ -79,23 +79,26 @@ impl BlockName {
         file_offset(self.range.start, at)
     }
 
-    /// The checksums of all pieces in a part of the block.
+    /// The checksums of all pieces that a part of the block lies in.
     pub fn checksums(
         &self,
         part: &Range<u64>,
         of_object: &ObjectChecksums,
     ) -> Result<Vec<u32>, BlockError> {
-        let mut checksums = of_object.read(pieces_of(part))?;
+        let (pieces, of_block) = (pieces_of(part), pieces_of(&self.range));
+        let mut checksums = of_object.read(pieces.clone())?;
         let [first, last] = self.partial_checksums;
         let begins_inside = !self.range.start.is_multiple_of(CHECKED_BYTES);
         let ends_inside = !self.range.end.is_multiple_of(CHECKED_BYTES);
-        if let Some(checksum) =
-            checksums.last_mut().filter(|_| ends_inside && part.end == self.range.end)
+        if let Some(checksum) = checksums.last_mut()
+            && ends_inside
+            && pieces.end == of_block.end
         {
             *checksum = last;
         }
-        if let Some(checksum) =
-            checksums.first_mut().filter(|_| begins_inside && part.start == self.range.start)
+        if let Some(checksum) = checksums.first_mut()
+            && begins_inside
+            && pieces.start == of_block.start
         {
             *checksum = first;
         }
