@@ -161,8 +161,7 @@ impl BlockWriter {
             self.buffer(piece)?;
             rest = behind;
             if piece.len() == room {
-                let end = at + piece.len() as u64;
-                self.checksums.push(self.hasher.take(self.start.max(end - CHECKED_BYTES)));
+                self.checksums.push(self.hasher.take(at + room as u64));
             }
         }
         Ok(())
@@ -197,8 +196,7 @@ impl BlockWriter {
         let range = self.start..self.start + self.len;
         let mut partial_checksums = [0; 2];
         if !range.end.is_multiple_of(CHECKED_BYTES) {
-            let piece_start = range.end / CHECKED_BYTES * CHECKED_BYTES;
-            partial_checksums[1] = self.hasher.take(range.start.max(piece_start));
+            partial_checksums[1] = self.hasher.take(range.end);
         }
         let mut pieces = pieces_of(&range);
         let mut checksums = &self.checksums[..];

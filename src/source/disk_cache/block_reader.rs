@@ -35,8 +35,7 @@ impl BlockReader {
         self.file.is_current()
     }
 
-    /// Fills the parts of the targets that lie in a part of the block. Without targets, only compares whether the part has
-    /// checksums.
+    /// Fills the parts of the targets that lie in a part of the block. Without targets, only looks for missing checksums.
     pub fn read(
         &self,
         part: &Range<u64>,
@@ -121,12 +120,11 @@ fn compare(
         let mut bytes = span.bytes.get(skipped..).unwrap_or_default();
         skipped = skipped.saturating_sub(span.bytes.len());
         while at < range.end && !bytes.is_empty() {
-            let piece_start = at / CHECKED_BYTES * CHECKED_BYTES;
-            let end = (piece_start + CHECKED_BYTES).min(range.end);
+            let end = (at / CHECKED_BYTES * CHECKED_BYTES + CHECKED_BYTES).min(range.end);
             let (piece, behind) = bytes.split_at(bytes.len().min((end - at) as usize));
             hasher.update(piece);
             (at, bytes) = (at + piece.len() as u64, behind);
-            if at == end && checksums.next() != Some(&hasher.take(range.start.max(piece_start))) {
+            if at == end && checksums.next() != Some(&hasher.take(end)) {
                 return Err(BlockError::Corrupt);
             }
         }

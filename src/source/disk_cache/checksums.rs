@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::source::file_limit::open_within_limit;
+use crate::source::local::read_available;
 use crate::threads::lock_holding_forks;
 
 use super::ObjectId;
@@ -22,8 +23,7 @@ use super::ObjectId;
 /// The name of the file in the folder of an object.
 pub const CHECKSUMS_NAME: &str = "checksums";
 
-/// Bytes that one checksum covers (a piece), and so the least that a read compares. They begin at multiples of this in the
-/// object.
+/// Bytes of a piece, which one checksum covers: the least that a read compares. Pieces begin at multiples of this in an object.
 pub const CHECKED_BYTES: u64 = 16 << 10;
 
 /// The number of this layout of the cache. Another one has other checksums.
@@ -51,10 +51,10 @@ impl ChecksumHasher {
         self.0.update(bytes);
     }
 
-    /// The checksum of the bytes so far, which begin at an offset of the object. The next bytes begin another.
-    pub fn take(&mut self, start: u64) -> u32 {
+    /// The checksum of the bytes so far, which end at an offset of the object. The next bytes begin another.
+    pub fn take(&mut self, end: u64) -> u32 {
         // An odd factor, of which no two bits are alike: each bit of the offset changes many of the upper ones.
-        let of_place = start.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let of_place = end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let checksum = (self.0.digest() ^ of_place) as u32;
         self.0.reset();
         checksum.max(1)
@@ -83,17 +83,9 @@ impl ObjectChecksums {
     /// Reads the checksums of pieces.
     pub fn read(&self, pieces: Range<u64>) -> io::Result<Vec<u32>> {
         let mut bytes = vec![0; (pieces.end - pieces.start) as usize * CHECKSUM_BYTES];
-        let (mut done, file) = (0, self.open()?);
-        while let Some(file) = &file
-            && done < bytes.len()
-        {
-            let at = pieces.start * CHECKSUM_BYTES as u64 + done as u64;
-            match file.read_at(&mut bytes[done..], at) {
-                Ok(0) => break,
-                Ok(read) => done += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        if let Some(file) = self.open()? {
+            // What lies behind the end of the file was never written.
+            read_available(&file, &mut bytes, pieces.start * CHECKSUM_BYTES as u64)?;
         }
         let (checksums, _) = bytes.as_chunks();
         Ok(checksums.iter().map(|&checksum| u32::from_le_bytes(checksum)).collect())

@@ -114,7 +114,7 @@ impl DiskCache {
         self.folder.join(id.to_string())
     }
 
-    /// Fills the targets in a part of a block. Without targets, only compares whether the part has checksums.
+    /// Fills the targets in a part of a block. Without targets, only looks for missing checksums.
     pub(super) fn read_block(
         &self,
         folder: &Path,

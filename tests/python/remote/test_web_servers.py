@@ -3,6 +3,7 @@
 import http.server
 import re
 import threading
+from contextlib import contextmanager
 from functools import partial
 
 import ckptfs as package
@@ -92,14 +93,19 @@ class WithSlashes(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def python_server(tmp_path, monkeypatch):
-    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
-    handler = partial(WithSlashes, directory=str(tmp_path))
+@contextmanager
+def serving(handler):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+
+
+@pytest.fixture
+def python_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+    with serving(partial(WithSlashes, directory=str(tmp_path))) as address:
+        yield address
 
 
 class WithWeakEtag(http.server.BaseHTTPRequestHandler):
@@ -135,10 +141,8 @@ class WithWeakEtag(http.server.BaseHTTPRequestHandler):
 def weak_server(monkeypatch):
     monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
     handler = type("Handler", (WithWeakEtag,), {})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield handler, f"http://127.0.0.1:{server.server_port}/model.safetensors"
-    server.shutdown()
+    with serving(handler) as address:
+        yield handler, f"{address}/model.safetensors"
 
 
 def test_a_weak_etag_is_compared_in_each_answer_and_noted(mounts, weak_server):
