@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ckptfs import _ckptfs
-from ckptfs.progress import ProgressBar
+from ckptfs.progress import TransferProgress
 from ckptfs.settings import LoadOptions, parse_path
 
 
@@ -29,15 +29,11 @@ def fetch(url, *, root=None, allow_partial=False, follow_symlinks=False, ranks=N
     options = LoadOptions.resolve(
         root=root, allow_partial=allow_partial, follow_symlinks=follow_symlinks, ranks=ranks, delta_base=delta_base, progress=progress,
     )  # fmt: skip
-    bar = ProgressBar() if progress else None
-
-    def show(done, total):
-        bar.show(done / total if total else 1.0, f"{done / 1e9:.2f} of {total / 1e9:.2f} GB")
-
+    bar = TransferProgress() if progress else None
     try:
-        report = FetchReport(*_ckptfs.fetch(parse_path(url), options, show if bar else None))
+        report = FetchReport(*_ckptfs.fetch(parse_path(url), options, bar.show if bar else None))
         if bar:
-            show(report.bytes, report.bytes)
+            bar.show(report.bytes, report.bytes)
         return report
     finally:
         if bar:

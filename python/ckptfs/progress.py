@@ -2,6 +2,12 @@
 
 import shutil
 import sys
+import time
+
+from ckptfs import _ckptfs
+
+# Characters of a whole bar, and of the shortest one, where the text needs the line.
+_BAR_CHARS, _MIN_BAR_CHARS = 24, 4
 
 
 class ProgressBar:
@@ -31,10 +37,11 @@ class ProgressBar:
         self._live = sys.stderr.isatty()
 
     def _show(self, share, text):
-        filled = "#" * round(share * 24)
-        line = f"[{filled:.<24}] {share:4.0%}  {text}"
         # The last column stays free: some terminals go on to the next line there.
         room = shutil.get_terminal_size().columns - 1
+        rest = f"] {share:4.0%}  {text}"
+        width = min(max(room - len(rest) - 1, _MIN_BAR_CHARS), _BAR_CHARS)
+        line = f"[{'#' * round(share * width):.<{width}}{rest}"
         self._line = line if len(line) <= room else line[: room - 1] + "…"
         self._widest = max(self._widest, len(self._line))
         if self._live:
@@ -46,3 +53,30 @@ class ProgressBar:
                 print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
         elif self._line:
             print("" if self._live else self._line, file=sys.stderr, flush=True)
+
+
+class TransferProgress:
+    """A bar for bytes that are loaded or fetched: how many, how fast, and the requests to stores since it began."""
+
+    def __init__(self):
+        self._bar, self._start = ProgressBar(), time.perf_counter()
+        *self._before, _ = _ckptfs.request_counters()
+
+    def show(self, done, total):
+        *counters, rate = _ckptfs.request_counters()
+        requests, received, cached, retries = (now - before for now, before in zip(counters, self._before, strict=True))
+        if not requests:
+            # A store's rate is that of the last seconds. Other sources are read too fast for one.
+            seconds = time.perf_counter() - self._start
+            rate = done / seconds if seconds else 0.0
+        text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {rate / 1e9:.2f} GB/s"
+        if requests:
+            text += f"  {requests} requests"
+        if retries:
+            text += f", {retries} again"
+        if cached:
+            text += f"  {cached / (cached + received):.0%} cached"
+        self._bar.show(done / total if total else 1.0, text)
+
+    def end(self):
+        self._bar.end()

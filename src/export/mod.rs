@@ -16,7 +16,7 @@ use crate::source;
 use crate::virtual_file::{self, Progress, VirtualFileReader};
 
 pub use atomic_file::AtomicFile;
-pub use suffix::{check_suffix, safetensors_name};
+pub use suffix::{check_output, safetensors_name};
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,12 @@ pub enum ExportError {
     #[error("{path}: is not a regular file")]
     NotRegularFile {
         /// What has the name.
+        path: PathBuf,
+    },
+    /// The path is a URL.
+    #[error("{path}: is a URL, and ckptfs writes files on disk only")]
+    Url {
+        /// The path that was asked for.
         path: PathBuf,
     },
     /// The name is that of a file of another format.
@@ -94,6 +100,17 @@ pub enum ExportError {
     StreamStopped,
 }
 
+/// How to get a file to a URL.
+fn upload_remedy(url: &Path) -> String {
+    let word = shell_word(url);
+    let upload = match url.to_str().and_then(|text| text.split_once(":/")) {
+        Some(("s3", _)) => format!(", for example: aws s3 cp model.safetensors {word}"),
+        Some(("gs", _)) => format!(", for example: gcloud storage cp model.safetensors {word}"),
+        _ => String::new(),
+    };
+    format!("write a file on disk, and upload that{upload}")
+}
+
 impl ExportError {
     fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         ExportError::Io { path: path.to_path_buf(), action, source: source.into() }
@@ -107,6 +124,7 @@ impl ExportError {
                 let right = shell_word(right_path);
                 return format!("call it {right}, or keep the name with --any-suffix").into();
             }
+            ExportError::Url { path } => return upload_remedy(path).into(),
             ExportError::Stream { source } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room where standard output goes, and run it again: what was written is not whole"

@@ -1,6 +1,8 @@
-//! Refuses names that say another format than the one that is written.
+//! Refuses URLs, and names that say another format than the one that is written.
 
 use std::path::{Path, PathBuf};
+
+use crate::source::is_source_url;
 
 use super::ExportError;
 
@@ -11,8 +13,16 @@ const OTHER_FORMAT_SUFFIXES: [&str; 24] = [
     "zip",
 ];
 
+/// Refuses a path that cannot be written: a URL, or, unless any suffix is allowed, the name of another format.
+pub fn check_output(path: &Path, any_suffix: bool) -> Result<(), ExportError> {
+    if is_source_url(path) {
+        return Err(ExportError::Url { path: path.to_path_buf() });
+    }
+    if any_suffix { Ok(()) } else { check_suffix(path) }
+}
+
 /// Refuses a path with the suffix of another format, in whatever case.
-pub fn check_suffix(path: &Path) -> Result<(), ExportError> {
+fn check_suffix(path: &Path) -> Result<(), ExportError> {
     let suffix = path.extension().map(|suffix| suffix.to_string_lossy().to_ascii_lowercase());
     match suffix {
         Some(suffix) if OTHER_FORMAT_SUFFIXES.contains(&&*suffix) => {

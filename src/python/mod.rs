@@ -50,9 +50,9 @@ mod _ckptfs {
     #[pymodule_export]
     use super::mounts::{is_on_mount, locate, mount_table};
     #[pymodule_export]
-    use super::stores::set_remote_options;
+    use super::stores::{request_counters, set_remote_options};
     #[pymodule_export]
-    use super::temp_files::{PyTempFile, check_file_suffix, remove_stale_file, sync_directory};
+    use super::temp_files::{PyTempFile, check_output, remove_stale_file, sync_directory};
     #[pymodule_export]
     use super::tensor::{PyMemory, PyTensor, strided_spans};
 

@@ -1,10 +1,10 @@
-//! The options of object stores, as `ckptfs.configure` sets them.
+//! The options of object stores, as `ckptfs.configure` sets them, and the counters of their requests.
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::source::RemoteOverrides;
+use crate::source::{RemoteOverrides, RequestCounters};
 
 /// Sets the options of stores from a dictionary with each of them. The environment decides those that are `None`.
 #[pyfunction]
@@ -30,6 +30,16 @@ pub fn set_remote_options(options: &Bound<'_, PyDict>) -> PyResult<()> {
     }
     crate::source::set_remote_options(overrides);
     Ok(())
+}
+
+/// Requests of this process, received bytes, bytes from the cache on disk, requests that were sent again, and the received
+/// bytes per second now.
+#[pyfunction]
+pub fn request_counters() -> (u64, u64, u64, u64, u64) {
+    let counters = crate::source::request_counters();
+    let RequestCounters { requests, in_flight: _, bytes, bytes_per_second, cached_bytes, retries } =
+        counters;
+    (requests, bytes, cached_bytes, retries, bytes_per_second)
 }
 
 /// Removes an option from the dictionary. Nothing is interned, for the reason that `PyLoadOptions` states.

@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use rustix::fs::{Mode, fchmod};
 
-use crate::export::check_suffix;
+use crate::export;
 use crate::temp_file::{self, HiddenName, TempFile};
 use crate::threads::lock;
 
@@ -101,10 +101,10 @@ fn closed_file() -> PyErr {
     PyValueError::new_err("the file is closed")
 }
 
-/// Refuses a path with the suffix of another format than safetensors.
+/// Refuses a URL, and unless any suffix is allowed a path with that of another format than safetensors.
 #[pyfunction]
-pub fn check_file_suffix(py: Python<'_>, path: PathBuf) -> PyResult<()> {
-    check_suffix(&path).map_err(|error| export_exception(py, &error))
+pub fn check_output(py: Python<'_>, path: PathBuf, any_suffix: bool) -> PyResult<()> {
+    export::check_output(&path, any_suffix).map_err(|error| export_exception(py, &error))
 }
 
 /// Removes what a killed process left of the file of this name.

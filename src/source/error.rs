@@ -45,10 +45,12 @@ pub enum SourceError {
         root: PathBuf,
     },
     /// The file is no longer the one that was parsed.
-    #[error("{path}: changed {} since it was read", place_of(.path))]
+    #[error("{path}: {}changed {} since it was read", failed_request(.request.as_deref()), place_of(.path))]
     Changed {
         /// The changed file.
         path: PathBuf,
+        /// The request to its store that failed; `None` for a file on disk.
+        request: Option<String>,
     },
     /// The file ends before bytes that it must have.
     #[error("{path}: ends before byte {offset} of what it must hold")]
@@ -145,6 +147,11 @@ fn dead_mountpoint(path: &Path) -> &Path {
 pub(crate) const WAIT_REMEDY: &str =
     "wait until the program that writes it is done, then open it again";
 
+/// The part of a message that names a request to a store.
+fn failed_request(request: Option<&str>) -> String {
+    request.map_or_else(String::new, |request| format!("cannot {request}: "))
+}
+
 /// Words for where the bytes of a path lie.
 fn place_of(path: &Path) -> &'static str {
     if is_source_url(path) { "in its store" } else { "on disk" }
@@ -158,7 +165,7 @@ impl SourceError {
             | SourceError::Dangling { path, .. }
             | SourceError::NotAFile { path, .. }
             | SourceError::OutsideRoot { path, .. }
-            | SourceError::Changed { path }
+            | SourceError::Changed { path, .. }
             | SourceError::Truncated { path, .. }
             | SourceError::HeaderMismatch { path, .. }
             | SourceError::Damaged { path, .. }
@@ -168,6 +175,11 @@ impl SourceError {
             #[cfg(feature = "remote")]
             SourceError::Remote { path, .. } => path,
         }
+    }
+
+    /// A file on disk that is no longer the one that was parsed.
+    pub(crate) fn changed(path: PathBuf) -> SourceError {
+        SourceError::Changed { path, request: None }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
@@ -190,7 +202,7 @@ impl SourceError {
             SourceError::OutsideRoot { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
             }
-            SourceError::Changed { path } if is_source_url(path) => {
+            SourceError::Changed { path, .. } if is_source_url(path) => {
                 "open it again; if that fails too, check that its server states the same ETag in every answer"
             }
             SourceError::HeaderMismatch { mismatch, .. } => mismatch.remedy,

@@ -65,7 +65,7 @@ impl SourceFile {
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, SourceError> {
         let handle = self.location.open()?;
         if handle.state()?.identity != self.state.identity {
-            return Err(SourceError::Changed { path: self.path() });
+            return Err(SourceError::changed(self.path()));
         }
         Ok(OpenFile { handle, file: Arc::clone(self) })
     }
@@ -145,7 +145,7 @@ impl OpenFile {
     /// read and before the bytes are used.
     pub fn check_unchanged(&self) -> Result<(), SourceError> {
         if self.handle.state()?.identity != self.file.state.identity {
-            return Err(SourceError::Changed { path: self.file.path() });
+            return Err(SourceError::changed(self.file.path()));
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl OpenFile {
     /// Refuses a file whose metadata has changed in any way, even if its bytes are the same.
     pub fn check_state_unchanged(&self) -> Result<(), SourceError> {
         if self.handle.state()? != self.file.state {
-            return Err(SourceError::Changed { path: self.file.path() });
+            return Err(SourceError::changed(self.file.path()));
         }
         Ok(())
     }

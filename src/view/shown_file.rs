@@ -133,7 +133,7 @@ impl VirtualFileSummary {
         let file = Arc::new(VirtualFile::new(checkpoint)?);
         if file.identity() != self.identity {
             let path = context.root.shown_path(&self.source());
-            return Err(SourceError::Changed { path }.into());
+            return Err(SourceError::changed(path).into());
         }
         if !self.is_settled {
             return Ok(file);

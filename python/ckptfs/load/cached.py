@@ -26,7 +26,7 @@ def load_or_make(path, load, make, save):
     if not callable(make):
         raise wrong_type("make", "a function that returns the tensors", make)
     # Before the work of making it.
-    _ckptfs.check_file_suffix(path)
+    _ckptfs.check_output(path, False)
     with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             return load()

@@ -9,7 +9,7 @@ import threading
 import time
 
 from ckptfs import _ckptfs
-from ckptfs.progress import ProgressBar
+from ckptfs.progress import TransferProgress
 
 
 class Report:
@@ -95,7 +95,7 @@ class Load:
         self.report, self._callback = Report(), report
         # Stops it from another thread; the number of threads that read, if not the checkpoint's.
         self.stop, self.threads = stop, threads
-        self._bar, self._total_bytes = ProgressBar() if progress else None, 0
+        self._bar, self._total_bytes = TransferProgress() if progress else None, 0
 
     def __enter__(self):
         self._start = time.perf_counter()
@@ -133,12 +133,7 @@ class Load:
         self.report.tensors += tensors
         self.report.bytes += size
         if self._bar:
-            self._show(self.report.bytes, time.perf_counter() - self._start)
-
-    def _show(self, done, seconds):
-        speed = done / seconds / 1e9 if seconds else 0.0
-        text = f"{done / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB  {speed:.2f} GB/s"
-        self._bar.show(done / self._total_bytes if self._total_bytes else 1.0, text)
+            self._bar.show(self.report.bytes, self._total_bytes)
 
     def __exit__(self, kind, value, trace):
         self.report.seconds = time.perf_counter() - self._start

@@ -160,7 +160,7 @@ fn check_names_unchanged(
     found.sort();
     match found == names {
         true => Ok(()),
-        false => Err(SourceError::Changed { path: folder_path(root, directory) }.into()),
+        false => Err(SourceError::changed(folder_path(root, directory)).into()),
     }
 }
 

@@ -31,8 +31,8 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let to_stdout = args.out == Path::new("-");
     if to_stdout {
         require_usable_stdout(args)?;
-    } else if !args.any_suffix && !args.out.is_dir() {
-        export::check_suffix(&args.out)?;
+    } else {
+        export::check_output(&args.out, args.any_suffix || args.out.is_dir())?;
     }
     let CheckpointReader { reader, name, notes } = open_reader(
         &args.path,

@@ -154,7 +154,7 @@ impl HandleTable {
         let identity = file.file().identity();
         if (identity.dev, identity.ino) != (inode.attributes.dev, inode.attributes.ino) {
             let path = file.file().path();
-            return Err(SourceError::Changed { path }.into());
+            return Err(SourceError::changed(path).into());
         }
         Ok(PreparedOpen::Source(file))
     }

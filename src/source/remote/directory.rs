@@ -82,19 +82,20 @@ impl RemoteDirectory {
             }
             head = self.head(inside, None);
         }
-        let object =
-            head.and_then(|head| Ok((self.object(inside, &head.meta)?, head.may_be_directory)));
-        match object {
-            Ok((object, false)) => Ok(object),
-            Ok((object, true)) => Ok(match self.has_names(inside)? {
-                true => StoreEntry::Directory,
-                false => object,
-            }),
+        let object = head.and_then(|head| Ok((self.object_version(inside, &head.meta)?, head)));
+        let version = match object {
+            Ok((version, head)) if !head.may_be_directory => version,
+            Ok((version, _)) => match self.has_names(inside)? {
+                true => return Ok(StoreEntry::Directory),
+                false => version,
+            },
             Err(error) if may_be_directory(&error) && self.has_names(inside)? => {
-                Ok(StoreEntry::Directory)
+                return Ok(StoreEntry::Directory);
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        self.store.remember_object(self.key_of(inside)?, version.clone());
+        Ok(StoreEntry::Object(version))
     }
 
     /// Requests metadata of an object until the server is given up, or for a shorter time.
@@ -113,13 +114,14 @@ impl RemoteDirectory {
         })
     }
 
-    fn object(&self, inside: &Path, meta: &ObjectMeta) -> Result<StoreEntry, SourceError> {
-        let version = ObjectVersion::new(meta).map_err(|error| {
+    fn object_version(
+        &self,
+        inside: &Path,
+        meta: &ObjectMeta,
+    ) -> Result<ObjectVersion, SourceError> {
+        ObjectVersion::new(meta).map_err(|error| {
             remote_error(self.display_path(inside), "open it", StoreFailure::Permanent(error))
-        });
-        let version = version?;
-        self.store.remember_object(self.key_of(inside)?, version.clone());
-        Ok(StoreEntry::Object(version))
+        })
     }
 
     /// Whether a directory has any names. A server without listings has none.
@@ -221,7 +223,7 @@ impl RemoteDirectory {
         Ok(listing)
     }
 
-    /// The entry of a path: from a listing that still counts, else by a request.
+    /// The entry of a path: from a listing or a look that still counts, else by a request.
     fn entry(&self, inside: &Path, may_be_old: bool) -> Result<StoreEntry, SourceError> {
         let parent = inside.parent().unwrap_or(Path::new(""));
         let Some(name) = inside.file_name().and_then(|name| name.to_str()) else {
@@ -232,7 +234,10 @@ impl RemoteDirectory {
             // A reader of one name often reads others: one listing renews them all.
             Some(_) if !may_be_old => self.listing(parent)?,
             Some(listing) => listing,
-            None => return self.look_up(inside),
+            None => match self.store.looked_up_object(&self.key_of(inside)?) {
+                Some(version) => return Ok(StoreEntry::Object(version)),
+                None => return self.look_up(inside),
+            },
         };
         let missing = || SourceError::Missing { path: self.display_path(inside) };
         listing.entries.get(name).cloned().ok_or_else(missing)

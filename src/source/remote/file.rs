@@ -230,7 +230,7 @@ impl RemoteFile {
     fn error(&self, range: &Range<u64>, failure: StoreFailure) -> SourceError {
         if matches!(failure, StoreFailure::Changed | StoreFailure::Missing) {
             // The next open asks anew.
-            self.store.forget_listing_of(&self.key);
+            self.store.forget_version_of(&self.key);
         }
         let last = range.end.saturating_sub(1);
         remote_error(self.path.clone(), format!("read bytes {} to {last}", range.start), failure)
@@ -310,7 +310,7 @@ pub fn remote_error(
     let action = action.into();
     match failure {
         StoreFailure::Missing => SourceError::Missing { path },
-        StoreFailure::Changed => SourceError::Changed { path },
+        StoreFailure::Changed => SourceError::Changed { path, request: Some(action.into_owned()) },
         StoreFailure::Permanent(error) => {
             if !error.is_refusal() {
                 count_failure();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use object_store::list::{PaginatedListOptions, PaginatedListResult};
@@ -37,8 +37,18 @@ pub struct ObjectHead {
     pub may_be_directory: bool,
 }
 
-/// Objects that a server without listings is known to have. Few are ever looked at.
+/// Objects that are remembered after they were looked at. Few are ever looked at by their own URL.
 const MAX_KNOWN_OBJECT_COUNT: usize = 1000;
+
+/// The time for which a look at a URL counts for the open that follows it.
+const MAX_LOOK_AGE: Duration = Duration::from_secs(1);
+
+/// An object that was looked at, and when.
+struct KnownObject {
+    version: ObjectVersion,
+    /// `None` once the version has turned out to be old.
+    looked_at: Option<Instant>,
+}
 
 /// Objects of one store, by their keys.
 pub struct RemoteStore {
@@ -62,7 +72,7 @@ pub struct RemoteStore {
     listings: Mutex<ListingCache>,
     has_noted_weak_versions: AtomicBool,
     /// Objects that were looked at, by their keys. A server without listings shows these.
-    known_objects: Mutex<BTreeMap<String, ObjectVersion>>,
+    known_objects: Mutex<BTreeMap<String, KnownObject>>,
 }
 
 impl std::fmt::Debug for RemoteStore {
@@ -175,8 +185,11 @@ impl RemoteStore {
         lock_holding_forks(&self.listings).get(key, max_age)
     }
 
-    /// Forgets the listing that has an object of a key.
-    pub fn forget_listing_of(&self, key: &str) {
+    /// Forgets the version of an object: its listing, and that it was looked at.
+    pub fn forget_version_of(&self, key: &str) {
+        if let Some(object) = lock_holding_forks(&self.known_objects).get_mut(key) {
+            object.looked_at = None;
+        }
         let parent = key.rsplit_once('/').map_or("", |(parent, _)| parent);
         lock_holding_forks(&self.listings).remove(parent);
     }
@@ -186,23 +199,32 @@ impl RemoteStore {
         lock_holding_forks(&self.listings).insert(key, listing);
     }
 
-    /// Keeps an object that was looked at. Stores with listings need none.
+    /// Keeps an object that was looked at.
     pub fn remember_object(&self, key: String, version: ObjectVersion) {
-        if self.url.kind == StoreKind::Http {
-            let mut objects = lock_holding_forks(&self.known_objects);
-            if objects.len() >= MAX_KNOWN_OBJECT_COUNT {
-                objects.clear();
-            }
-            objects.insert(key, version);
+        let mut objects = lock_holding_forks(&self.known_objects);
+        if objects.len() >= MAX_KNOWN_OBJECT_COUNT {
+            objects.clear();
         }
+        objects.insert(key, KnownObject { version, looked_at: Some(Instant::now()) });
     }
 
-    /// The objects directly in a directory that were looked at; `None` without any.
-    pub fn known_objects_in(&self, directory: &str) -> Option<Vec<(String, ObjectVersion)>> {
+    /// The version of an object that was looked at just now: the open that follows needs no request of its own.
+    pub fn looked_up_object(&self, key: &str) -> Option<ObjectVersion> {
         let objects = lock_holding_forks(&self.known_objects);
-        let inside = objects.iter().filter_map(|(key, version)| {
+        let object = objects.get(key)?;
+        object.looked_at.filter(|at| at.elapsed() < MAX_LOOK_AGE)?;
+        Some(object.version.clone())
+    }
+
+    /// The objects directly in a directory that were looked at; `None` without any, or if the store has listings.
+    pub fn known_objects_in(&self, directory: &str) -> Option<Vec<(String, ObjectVersion)>> {
+        if self.url.kind != StoreKind::Http {
+            return None;
+        }
+        let objects = lock_holding_forks(&self.known_objects);
+        let inside = objects.iter().filter_map(|(key, object)| {
             let (parent, name) = key.rsplit_once('/').unwrap_or(("", key));
-            (parent == directory).then(|| (name.to_owned(), version.clone()))
+            (parent == directory).then(|| (name.to_owned(), object.version.clone()))
         });
         Some(inside.collect::<Vec<_>>()).filter(|inside| !inside.is_empty())
     }

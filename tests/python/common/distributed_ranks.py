@@ -40,6 +40,11 @@ def whole(package, group, folder, out):
     loaded(package, out, "cast", folder / "odd.bin", None, dtype="bfloat16", leave_cache=True)
 
 
+def from_url(package, group, folder, out):
+    """Every tensor on every rank, from a URL."""
+    out["all"] = package.load_distributed(os.environ["CKPTFS_TESTED_URL"], group)
+
+
 def cut(package, group, folder, out):
     load_distributed._PARCEL_BYTES = 700
     for dim in (0, 1, 2, -1):

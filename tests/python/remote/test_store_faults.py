@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
 import time
 
 import pytest
+import torch
 from ckptfs.torch import load_file
 from safetensors.torch import load_file as load_plain
+from safetensors.torch import save_file
 
 from compare import check_same
 from http_server import serve_with
@@ -90,6 +93,50 @@ def test_parts_of_two_versions_are_never_mixed(ckptfs, store, models, tmp_path, 
     changed = ckptfs("export", f"{url}/sharded", out)
     assert changed.code == REFUSED and "changed" in changed.stderr and "model-00002" in changed.stderr
     assert not out.exists()
+
+
+def test_a_slow_answer_may_take_longer_than_the_time_limits(ckptfs, store, tmp_path, impatient):
+    # The time limits are of silence: this body comes slowly and without a break for twice the longer one.
+    tensors = {"t": torch.arange(800_000, dtype=torch.int32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    store.put("slow/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+    store.fault(path="/slow/", method="GET", bytes_per_second=400_000)
+    began = time.monotonic()
+    out = ckptfs.export("s3://bucket/slow/model.safetensors", tmp_path / "out.safetensors")
+    took, stats = time.monotonic() - began, store.stats
+    check_same(load_plain(out), tensors)
+    # One answer for the header, and one for the tensor: none was given up.
+    assert took > 7 and stats["methods"]["GET"] == 2, (took, stats)
+
+
+# Faults that last, each with the reason that the error states.
+LASTING = {
+    "failing": ({"status": 500, "status_every": 1}, "gave nothing for"),
+    "cutting": ({"cut_after": 0, "cut_every": 1}, "gave nothing for"),
+    "stalling": ({"stall_after": 0, "stall_every": 1}, "gave nothing for"),
+    "denied": ({"status": 403, "status_every": 1}, "denies it"),
+    "changed": ({"etag_from": 1}, "changed in its store"),
+    "other range": ({"shift_range": 1}, "Requested"),
+    "no ranges": ({"ignore": ["range"]}, "does not answer ranges"),
+}
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_an_error_names_the_url_the_request_and_a_remedy(ckptfs, mounts, store, models, impatient, fault):
+    _, url, _ = models
+    faults, says = LASTING[fault]
+    name = "model-00001-of-00003.safetensors"
+    url = f"{url}/sharded/{name}"
+    mount = mounts(url)
+    expected = rf"{url}: cannot read bytes \d+ to \d+: .*{says}"
+    store.fault(path=f"/sharded/{name}", method="GET", **faults)
+    failed = ckptfs("verify", url)
+    assert failed.code in (FAILED, REFUSED) and re.search(expected, failed.stderr), failed.stderr
+    assert "what to do: " in failed.stderr
+    with pytest.raises(OSError):
+        (mount / name).read_bytes()
+    errors = mount.stats()["last_errors"]
+    assert errors and all(re.search(expected, error["message"]) and error["remedy"] for error in errors), errors
 
 
 def test_wrong_answers_are_refused(ckptfs, store, models, tmp_path, impatient):

@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 import store_kinds
 from compare import check_same
+from http_server import serve_with
 from mounts import until
 from program import DONE, FAILED, REFUSED
 from samples import write_shards
@@ -181,3 +182,43 @@ def test_a_server_without_ranges_is_refused(ckptfs, python_server, tmp_path):
 def test_a_url_that_is_no_path_is_refused(ckptfs, python_server, path):
     refused = ckptfs("inspect", f"{python_server}/{path}")
     assert refused.code == FAILED and "the URL " in refused.stderr and "what to do: check the URL" in refused.stderr
+
+
+@pytest.fixture
+def internet(monkeypatch):
+    """A proxy that redirects requests for hosts of the internet. Gives the redirects by their hosts, and the hosts that were
+    asked."""
+    redirects, asked = {}, []
+
+    def answer(handler):
+        host = handler.path.split("/")[2]
+        asked.append(host)
+        handler.send_response(302)
+        handler.send_header("Location", redirects[host])
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with serve_with(answer) as proxy:
+        monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        for name in ("http_proxy", "ALL_PROXY", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        # A name that this machine resolves itself.
+        monkeypatch.setenv("NO_PROXY", "localhost")
+        yield redirects, asked
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[fd00:ec2::254]"])
+def test_no_redirect_leads_from_the_internet_to_a_private_address(ckptfs, internet, host):
+    redirects, asked = internet
+    private = []
+    with serve_with(lambda handler: private.append(handler.path)) as address:
+        port = address.rsplit(":", 1)[1]
+        # At once, and after another host of the internet.
+        redirects["models.example"] = "http://mirror.example/model.safetensors"
+        redirects["mirror.example"] = redirects["direct.example"] = f"http://{host}:{port}/model.safetensors"
+        for first in ("direct.example", "models.example"):
+            refused = ckptfs("inspect", f"http://{first}/model.safetensors")
+            assert refused.code == FAILED and f"redirects to {host.strip('[]')}" in refused.stderr.replace("[", "").replace("]", ""), refused
+            assert "what to do: give the URL that it redirects to, if you trust that host" in refused.stderr
+    assert private == [] and set(asked) == {"direct.example", "models.example", "mirror.example"}

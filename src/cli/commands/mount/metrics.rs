@@ -159,6 +159,13 @@ fn render_page(stats: &MountStats) -> String {
         let _ = writeln!(page, "# HELP ckptfs_{name} {help}.");
         let _ = writeln!(page, "ckptfs_{name}{suffix}{labels} {value}");
     }
+    // Absent before the first byte, as a ratio of nothing has no value.
+    if let Some(ratio) = store.hit_ratio() {
+        let _ = writeln!(page, "# TYPE ckptfs_store_hit_ratio gauge");
+        let _ =
+            writeln!(page, "# HELP ckptfs_store_hit_ratio Share of bytes from the cache on disk.");
+        let _ = writeln!(page, "ckptfs_store_hit_ratio{labels} {ratio}");
+    }
     page.push_str("# EOF\n");
     page
 }
