@@ -7,13 +7,15 @@ export CARGO_TARGET_DIR=$PWD/target
 
 install_build_tools
 install_mount_tools
-# The tests of the mount need fio and getfattr, those of the loader fincore, those of saving strace, those of stores rclone.
+# The tests of the mount need fio and getfattr, those of the loader fincore, those of saving strace,
+# those of stores rclone and npm.
 missing=()
 command -v fio >/dev/null || missing+=(fio)
 command -v getfattr >/dev/null || missing+=(attr)
 command -v fincore >/dev/null || missing+=(util-linux-extra)
 command -v strace >/dev/null || missing+=(strace)
 command -v rclone >/dev/null || missing+=(rclone)
+command -v npm >/dev/null || missing+=(npm)
 install_packages "${missing[@]}"
 
 requirements=tests/python/requirements.txt
@@ -50,16 +52,16 @@ if [ ! -e "$s3s_fs/bin/s3s-fs" ]; then
 fi
 export CKPTFS_S3S_FS=$s3s_fs/bin/s3s-fs
 
-# azurite, which plays Azure. Without npm, its tests are skipped aloud.
+# azurite, which plays Azure.
 azurite=$cache/azurite-3.35.0
-if [ ! -e "$azurite/complete" ] && command -v npm >/dev/null; then
+if [ ! -e "$azurite/complete" ]; then
     rm -rf "$azurite"
     mkdir -p "$azurite"
     wait_for "installing azurite for the tests of stores (some 180 MB)" \
         npm install --silent --no-fund --no-audit --ignore-scripts --prefix "$azurite" "azurite@${azurite##*-}"
     touch "$azurite/complete"
 fi
-[ ! -e "$azurite/complete" ] || export CKPTFS_AZURITE=$azurite/node_modules/.bin/azurite-blob
+export CKPTFS_AZURITE=$azurite/node_modules/.bin/azurite-blob
 
 # safetensors' own tests, which the Python package must pass. Only its source package has them.
 safetensors_source=safetensors-0.9.0rc1

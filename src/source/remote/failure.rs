@@ -156,7 +156,7 @@ impl From<object_store::Error> for StoreFailure {
             }
             error => {
                 let message = describe(&error);
-                if says_expired(&error) {
+                if says_expired(&error) || error.to_string().contains(TOKEN_REFUSED) {
                     return StoreFailure::Permanent(RemoteError::Expired { message });
                 }
                 // For listings, only the client's words have the status.
@@ -171,6 +171,9 @@ impl From<object_store::Error> for StoreFailure {
         }
     }
 }
+
+/// Words of the client for a login or a key that the service for tokens refuses.
+const TOKEN_REFUSED: &str = "Error performing token request";
 
 /// Words of the client for a denial.
 const DENIED_STATUSES: [&str; 2] = ["status code: 401", "status code: 403"];

@@ -35,6 +35,22 @@ def store_cloud(server):
 
 
 @pytest.fixture
+def cloud(store_cloud, server, tmp_path, monkeypatch):
+    """The cloud, and an environment in which no credentials are but those that the test gives."""
+    store_cloud.reset()
+    server.fault()
+    for name, value in store_cloud.environment.items():
+        monkeypatch.setenv(name, value)
+    hidden = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"
+    container = "CREDENTIALS_RELATIVE_URI", "CREDENTIALS_FULL_URI", "AUTHORIZATION_TOKEN", "AUTHORIZATION_TOKEN_FILE"
+    for name in [*hidden, *(f"AWS_CONTAINER_{name}" for name in container)]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
+    yield store_cloud
+
+
+@pytest.fixture
 def store(server, monkeypatch):
     """The store without faults, and an environment in which it is found."""
     server.fault()

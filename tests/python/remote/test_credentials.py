@@ -18,22 +18,6 @@ ROLE = "arn:aws:iam::123:role/reader"
 
 
 @pytest.fixture
-def cloud(store_cloud, server, tmp_path, monkeypatch):
-    """The cloud, and an environment in which no credentials are but those of `configure`."""
-    store_cloud.reset()
-    server.fault()
-    for name, value in store_cloud.environment.items():
-        monkeypatch.setenv(name, value)
-    hidden = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"
-    container = "CREDENTIALS_RELATIVE_URI", "CREDENTIALS_FULL_URI", "AUTHORIZATION_TOKEN", "AUTHORIZATION_TOKEN_FILE"
-    for name in [*hidden, *(f"AWS_CONTAINER_{name}" for name in container)]:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("CKPTFS_NO_CACHE", "1")
-    yield store_cloud
-
-
-@pytest.fixture
 def configure(tmp_path, monkeypatch):
     """Writes the files of `~/.aws`, and selects the profile `me`."""
 
@@ -228,23 +212,6 @@ def test_a_command_that_prints_credentials(ckptfs, cloud, models, configure, tmp
     check(ckptfs, models)
     helper.write_text(f"import sys\nprint({SECRET!r})\nsys.exit({SECRET!r})\n")
     check_refused(ckptfs, models, "the credential_process of the profile me failed")
-
-
-@pytest.mark.parametrize("variable", ["HOME", "CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS"])
-def test_the_application_default_credentials_of_google(ckptfs, cloud, tmp_path, monkeypatch, variable):
-    key = subprocess.run(["openssl", "genrsa", "-traditional", "2048"], capture_output=True, text=True, check=True).stdout
-    monkeypatch.setenv("GOOGLE_BASE_URL", cloud.address)
-    refused = ckptfs("inspect", "gs://bucket/model.safetensors")
-    assert refused.code == FAILED and "gcloud auth application-default login" in refused.stderr
-    folder = tmp_path / (".config/gcloud" if variable == "HOME" else "elsewhere")
-    folder.mkdir(parents=True)
-    file = folder / "application_default_credentials.json"
-    account = {"type": "service_account", "private_key": key, "private_key_id": "id", "client_email": "me@example.com"}
-    file.write_text(json.dumps(account))
-    monkeypatch.setenv(variable, str({"HOME": tmp_path, "CLOUDSDK_CONFIG": folder}.get(variable, file)))
-    assert "PRIVATE" not in ckptfs("inspect", "gs://bucket/model.safetensors").stderr
-    # A token that the key has signed.
-    assert cloud.bearers and all(bearer.count(".") == 2 for bearer in cloud.bearers)
 
 
 def test_an_expired_token_in_the_environment_is_an_error(ckptfs, cloud, models, monkeypatch):
