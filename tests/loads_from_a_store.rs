@@ -1,6 +1,6 @@
-//! In a process of its own, because it sets the process's options of stores.
+//! The Rust library loads a checkpoint by its URL, and reads its virtual file, as it does by its path.
 //!
-//! The Rust library loads a checkpoint, and reads its virtual file, by its URL, as it does by its path.
+//! A program of its own, because the options of stores belong to the process.
 
 #![cfg(feature = "remote")]
 #![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.
@@ -16,7 +16,7 @@ use ckptfs::loader::{BufferAlignment, TensorBuffer};
 use ckptfs::source::{RemoteOverrides, set_remote_options};
 use common::command::write_model;
 
-/// Tensors of several parts, and more than what a first request brings.
+/// Each tensor is larger than what the first request brings.
 const TENSOR_COUNT: usize = 3;
 const TENSOR_BYTES: usize = 5 << 20;
 
@@ -61,7 +61,7 @@ fn serve(file: Vec<u8>) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let file = Arc::clone(&file);
-            // A client that leaves early ends its own answer alone.
+            // A client that disconnects ends only its own answer.
             std::thread::spawn(move || answer(stream.unwrap(), &file).ok());
         }
     });

@@ -1,5 +1,6 @@
 """A progress bar on the terminal. Nothing fails because it cannot be shown."""
 
+import collections
 import shutil
 import sys
 import time
@@ -8,6 +9,9 @@ from ckptfs import _ckptfs
 
 # Characters of a whole bar, and of the shortest one, where the text needs the line.
 _BAR_CHARS, _MIN_BAR_CHARS = 24, 4
+
+# The current rate is that of so many seconds: parts of stores arrive unevenly.
+_RATE_WINDOW_SECONDS = 5
 
 
 class ProgressBar:
@@ -56,27 +60,33 @@ class ProgressBar:
 
 
 class TransferProgress:
-    """A bar for bytes that are loaded or fetched: how many, how fast, and the requests to stores since it began."""
+    """Progress bar of a load or a fetch: bytes, the current rate, and this process's requests to stores since its start."""
 
     def __init__(self):
-        self._bar, self._start = ProgressBar(), time.perf_counter()
-        *self._before, _ = _ckptfs.request_counters()
+        self._bar, self._start, self._counters = ProgressBar(), time.perf_counter(), _ckptfs.request_counters()
+        # Times, and the bytes that were done then.
+        self._samples = collections.deque([(self._start, 0)])
 
     def show(self, done, total):
-        *counters, rate = _ckptfs.request_counters()
-        requests, received, cached, retries = (now - before for now, before in zip(counters, self._before, strict=True))
-        if not requests:
-            # A store's rate is that of the last seconds. Other sources are read too fast for one.
-            seconds = time.perf_counter() - self._start
-            rate = done / seconds if seconds else 0.0
-        text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {rate / 1e9:.2f} GB/s"
+        counters = zip(_ckptfs.request_counters(), self._counters, strict=True)
+        requests, received, cached, retries = (now - at_start for now, at_start in counters)
+        text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {self._rate(done, total) / 1e9:.2f} GB/s"
         if requests:
             text += f"  {requests} requests"
         if retries:
-            text += f", {retries} again"
+            text += f", {retries} retries"
         if cached:
             text += f"  {cached / (cached + received):.0%} cached"
         self._bar.show(done / total if total else 1.0, text)
+
+    def _rate(self, done, total):
+        """Bytes per second over the last seconds, and at the end over all of them."""
+        now = time.perf_counter()
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and self._samples[1][0] < now - _RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+        since, before = self._samples[0] if done < total else (self._start, 0)
+        return (done - before) / (now - since) if now > since else 0.0
 
     def end(self):
         self._bar.end()

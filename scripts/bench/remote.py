@@ -184,13 +184,13 @@ def measure_mounts(bench):
     def ours():
         return bench.time(FROM_PRETRAINED, point, lambda: bench.mount(url))
 
-    row, alone = "`from_pretrained` through the mount, nothing cached", ", without ballast"
+    row, no_ballast_suffix = "`from_pretrained` through the mount, nothing cached", ", without ballast"
     peer = "boto3's download, then the load"
     with bench.machine.with_ballast(Ballast()):
         yield row, peer, bench.compare({"ours": ours, "other": download})
-    yield row + alone, peer, bench.compare({"ours": ours, "other": download})
-    yield row + alone, "rclone mount", bench.compare({"ours": ours, "other": lambda: through(*rclone)})
-    yield row + alone, "s3fs", bench.compare({"ours": ours, "other": lambda: through(*s3fs, inside=prefix)})
+    yield row + no_ballast_suffix, peer, bench.compare({"ours": ours, "other": download})
+    yield row + no_ballast_suffix, "rclone mount", bench.compare({"ours": ours, "other": lambda: through(*rclone)})
+    yield row + no_ballast_suffix, "s3fs", bench.compare({"ours": ours, "other": lambda: through(*s3fs, inside=prefix)})
 
 
 def measure_second_start(bench):

@@ -8,7 +8,7 @@ use rustix::fs::Mode;
 
 use crate::temp_file::{TempFile, sync_directory};
 
-use super::ExportError;
+use super::{ExportError, check_output_path};
 
 /// The permissions of a new file before the umask.
 const NEW_FILE_MODE: Mode = Mode::from_raw_mode(0o666);
@@ -24,6 +24,7 @@ pub struct AtomicFile {
 impl AtomicFile {
     /// Starts a file that is to be called `path`. Removes what a killed process left of it.
     pub fn create(path: &Path, replace: bool) -> Result<AtomicFile, ExportError> {
+        check_output_path(path, true)?;
         let path = target_path(path, replace)?;
         let directory = path.parent().unwrap_or(Path::new(""));
         let file = TempFile::create(directory, path.file_name(), NEW_FILE_MODE)

@@ -5,18 +5,18 @@
 mod atomic_file;
 mod copy;
 mod ordered_writer;
-mod suffix;
+mod output_path;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::shell_word::shell_word;
-use crate::source;
+use crate::source::{self, SourceUrl};
 use crate::virtual_file::{self, Progress, VirtualFileReader};
 
 pub use atomic_file::AtomicFile;
-pub use suffix::{check_output, safetensors_name};
+pub use output_path::{check_output_path, safetensors_name};
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
@@ -100,15 +100,26 @@ pub enum ExportError {
     StreamStopped,
 }
 
-/// How to get a file to a URL.
+/// The remedy for an output URL. A key without a suffix is that of a folder.
 fn upload_remedy(url: &Path) -> String {
-    let word = shell_word(url);
-    let upload = match url.to_str().and_then(|text| text.split_once(":/")) {
-        Some(("s3", _)) => format!(", for example: aws s3 cp model.safetensors {word}"),
-        Some(("gs", _)) => format!(", for example: gcloud storage cp model.safetensors {word}"),
+    let key = match SourceUrl::parse(url) {
+        Some(Ok(url)) => url.key,
         _ => String::new(),
     };
-    format!("write a file on disk, and upload that{upload}")
+    let (files, option) = match Path::new(&key).extension() {
+        Some(_) => ("model.safetensors", ""),
+        None => ("model", "--recursive "),
+    };
+    let command = match source::url_scheme(url) {
+        Some("s3") if !key.is_empty() => "aws s3 cp",
+        Some("gs") if !key.is_empty() => "gcloud storage cp",
+        Some("file") => return "give the path that the URL names".to_owned(),
+        _ => {
+            return "write to this machine, then upload it with the client of the store".to_owned();
+        }
+    };
+    let word = shell_word(url);
+    format!("write to this machine, then upload it: {command} {option}{files} {word}")
 }
 
 impl ExportError {

@@ -52,7 +52,7 @@ mod _ckptfs {
     #[pymodule_export]
     use super::stores::{request_counters, set_remote_options};
     #[pymodule_export]
-    use super::temp_files::{PyTempFile, check_output, remove_stale_file, sync_directory};
+    use super::temp_files::{PyTempFile, check_output_path, remove_stale_file, sync_directory};
     #[pymodule_export]
     use super::tensor::{PyMemory, PyTensor, strided_spans};
 

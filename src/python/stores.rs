@@ -32,14 +32,18 @@ pub fn set_remote_options(options: &Bound<'_, PyDict>) -> PyResult<()> {
     Ok(())
 }
 
-/// Requests of this process, received bytes, bytes from the cache on disk, requests that were sent again, and the received
-/// bytes per second now.
+/// Requests of this process to stores, received bytes, bytes from the cache on disk, and requests that were sent again.
 #[pyfunction]
-pub fn request_counters() -> (u64, u64, u64, u64, u64) {
-    let counters = crate::source::request_counters();
-    let RequestCounters { requests, in_flight: _, bytes, bytes_per_second, cached_bytes, retries } =
-        counters;
-    (requests, bytes, cached_bytes, retries, bytes_per_second)
+pub fn request_counters() -> (u64, u64, u64, u64) {
+    let RequestCounters {
+        requests,
+        in_flight: _,
+        bytes,
+        bytes_per_second: _,
+        cached_bytes,
+        retries,
+    } = crate::source::request_counters();
+    (requests, bytes, cached_bytes, retries)
 }
 
 /// Removes an option from the dictionary. Nothing is interned, for the reason that `PyLoadOptions` states.

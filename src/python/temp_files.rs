@@ -101,10 +101,10 @@ fn closed_file() -> PyErr {
     PyValueError::new_err("the file is closed")
 }
 
-/// Refuses a URL, and unless any suffix is allowed a path with that of another format than safetensors.
+/// Refuses a URL. Unless `any_suffix` is set, also refuses the suffix of another format than safetensors.
 #[pyfunction]
-pub fn check_output(py: Python<'_>, path: PathBuf, any_suffix: bool) -> PyResult<()> {
-    export::check_output(&path, any_suffix).map_err(|error| export_exception(py, &error))
+pub fn check_output_path(py: Python<'_>, path: PathBuf, any_suffix: bool) -> PyResult<()> {
+    export::check_output_path(&path, any_suffix).map_err(|error| export_exception(py, &error))
 }
 
 /// Removes what a killed process left of the file of this name.

@@ -49,7 +49,7 @@ pub enum SourceError {
     Changed {
         /// The changed file.
         path: PathBuf,
-        /// The request to its store that failed; `None` for a file on disk.
+        /// The failed request to its store; `None` if a comparison of metadata found the change.
         request: Option<String>,
     },
     /// The file ends before bytes that it must have.
@@ -177,7 +177,7 @@ impl SourceError {
         }
     }
 
-    /// A file on disk that is no longer the one that was parsed.
+    /// A change that was found by a comparison of metadata, without a failed request.
     pub(crate) fn changed(path: PathBuf) -> SourceError {
         SourceError::Changed { path, request: None }
     }

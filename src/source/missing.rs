@@ -172,6 +172,12 @@ fn is_file_url(url: &Path) -> bool {
     FILE_EXTENSIONS.iter().any(|extension| path.ends_with(extension)) && !path.contains("/blob/")
 }
 
+/// The scheme of a path that is a URL of any kind.
+pub fn url_scheme(path: &Path) -> Option<&str> {
+    let (scheme, _) = path.to_str()?.split_once(":/")?;
+    is_scheme(scheme).then_some(scheme)
+}
+
 fn is_scheme(text: &str) -> bool {
     text.len() > 1 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }

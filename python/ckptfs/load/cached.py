@@ -26,7 +26,7 @@ def load_or_make(path, load, make, save):
     if not callable(make):
         raise wrong_type("make", "a function that returns the tensors", make)
     # Before the work of making it.
-    _ckptfs.check_output(path, False)
+    _ckptfs.check_output_path(path, any_suffix=False)
     with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             return load()

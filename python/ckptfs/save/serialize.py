@@ -107,7 +107,7 @@ def serialize_file(tensor_dict, filename, metadata=None, *, any_suffix=False):
     mapped from that one keep their bytes. A name with the suffix of another format, such as "x.bin", is refused unless
     `any_suffix` is true."""
     parts, filename = file_parts(tensor_dict, metadata), parse_path(filename)
-    _ckptfs.check_output(filename, bool(any_suffix))
+    _ckptfs.check_output_path(filename, bool(any_suffix))
     try:
         if not os.path.basename(filename):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

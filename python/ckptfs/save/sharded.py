@@ -40,7 +40,7 @@ def write(specs, directory, max_bytes, metadata, whole, threads, sync):
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
     given = parse_path(directory)
-    _ckptfs.check_output(given, True)
+    _ckptfs.check_output_path(given, any_suffix=True)
     directory = os.path.realpath(given)
     shards, files, index = split(specs, max_bytes), [], _index_name(whole)
     indexes = {index, f"{whole}.index.json"}

@@ -32,7 +32,7 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if to_stdout {
         require_usable_stdout(args)?;
     } else {
-        export::check_output(&args.out, args.any_suffix || args.out.is_dir())?;
+        export::check_output_path(&args.out, args.any_suffix || args.out.is_dir())?;
     }
     let CheckpointReader { reader, name, notes } = open_reader(
         &args.path,

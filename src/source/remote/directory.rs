@@ -63,8 +63,12 @@ impl RemoteDirectory {
         if self.key.is_empty() {
             return self.listing(top).map(|_| true);
         }
+        self.store.forget_lookup(&self.key);
         match self.look_up(top)? {
-            StoreEntry::Object(_) => Ok(false),
+            StoreEntry::Object(_) => {
+                self.store.offer_lookup(&self.key);
+                Ok(false)
+            }
             StoreEntry::Directory => Ok(true),
         }
     }
@@ -223,7 +227,7 @@ impl RemoteDirectory {
         Ok(listing)
     }
 
-    /// The entry of a path: from a listing or a look that still counts, else by a request.
+    /// The entry of a path: from a known listing or a recent lookup, else by a request.
     fn entry(&self, inside: &Path, may_be_old: bool) -> Result<StoreEntry, SourceError> {
         let parent = inside.parent().unwrap_or(Path::new(""));
         let Some(name) = inside.file_name().and_then(|name| name.to_str()) else {
@@ -234,7 +238,7 @@ impl RemoteDirectory {
             // A reader of one name often reads others: one listing renews them all.
             Some(_) if !may_be_old => self.listing(parent)?,
             Some(listing) => listing,
-            None => match self.store.looked_up_object(&self.key_of(inside)?) {
+            None => match self.store.take_lookup(&self.key_of(inside)?) {
                 Some(version) => return Ok(StoreEntry::Object(version)),
                 None => return self.look_up(inside),
             },

@@ -156,7 +156,7 @@ impl From<object_store::Error> for StoreFailure {
             }
             error => {
                 let message = describe(&error);
-                if says_expired(&error) || error.to_string().contains(TOKEN_REFUSED) {
+                if says_expired(&error) || is_login_refused(&error) {
                     return StoreFailure::Permanent(RemoteError::Expired { message });
                 }
                 // For listings, only the client's words have the status.
@@ -172,8 +172,17 @@ impl From<object_store::Error> for StoreFailure {
     }
 }
 
-/// Words of the client for a login or a key that the service for tokens refuses.
-const TOKEN_REFUSED: &str = "Error performing token request";
+/// Words of the client for a failed request for a token.
+const TOKEN_REQUEST: &str = "Error performing token request";
+
+/// The codes of OAuth for a login or a key that is not, or no longer, valid.
+const LOGIN_REFUSALS: [&str; 3] = ["invalid_grant", "invalid_client", "unauthorized_client"];
+
+/// Whether the service for tokens refuses a login. That of a machine without an identity fails by other codes.
+fn is_login_refused(error: &object_store::Error) -> bool {
+    let text = error.to_string();
+    text.contains(TOKEN_REQUEST) && LOGIN_REFUSALS.iter().any(|code| text.contains(code))
+}
 
 /// Words of the client for a denial.
 const DENIED_STATUSES: [&str; 2] = ["status code: 401", "status code: 403"];

@@ -37,17 +37,14 @@ pub struct ObjectHead {
     pub may_be_directory: bool,
 }
 
-/// Objects that are remembered after they were looked at. Few are ever looked at by their own URL.
+/// Maximum objects that are remembered after a lookup; all are dropped then. Few are looked up by their own URL.
 const MAX_KNOWN_OBJECT_COUNT: usize = 1000;
 
-/// The time for which a look at a URL counts for the open that follows it.
-const MAX_LOOK_AGE: Duration = Duration::from_secs(1);
-
-/// An object that was looked at, and when.
+/// An object that was looked up, and when.
 struct KnownObject {
     version: ObjectVersion,
-    /// `None` once the version has turned out to be old.
-    looked_at: Option<Instant>,
+    /// `None` unless the next open may use the version.
+    looked_up_at: Option<Instant>,
 }
 
 /// Objects of one store, by their keys.
@@ -71,7 +68,7 @@ pub struct RemoteStore {
     pub outage: Arc<OutageWatch>,
     listings: Mutex<ListingCache>,
     has_noted_weak_versions: AtomicBool,
-    /// Objects that were looked at, by their keys. A server without listings shows these.
+    /// Objects that were looked up, by their keys. A server without listings shows these.
     known_objects: Mutex<BTreeMap<String, KnownObject>>,
 }
 
@@ -185,11 +182,9 @@ impl RemoteStore {
         lock_holding_forks(&self.listings).get(key, max_age)
     }
 
-    /// Forgets the version of an object: its listing, and that it was looked at.
+    /// Forgets an object's version: the listing of its directory, and its lookup.
     pub fn forget_version_of(&self, key: &str) {
-        if let Some(object) = lock_holding_forks(&self.known_objects).get_mut(key) {
-            object.looked_at = None;
-        }
+        self.forget_lookup(key);
         let parent = key.rsplit_once('/').map_or("", |(parent, _)| parent);
         lock_holding_forks(&self.listings).remove(parent);
     }
@@ -199,24 +194,39 @@ impl RemoteStore {
         lock_holding_forks(&self.listings).insert(key, listing);
     }
 
-    /// Keeps an object that was looked at.
+    /// Keeps an object that was looked up.
     pub fn remember_object(&self, key: String, version: ObjectVersion) {
         let mut objects = lock_holding_forks(&self.known_objects);
         if objects.len() >= MAX_KNOWN_OBJECT_COUNT {
             objects.clear();
         }
-        objects.insert(key, KnownObject { version, looked_at: Some(Instant::now()) });
+        objects.insert(key, KnownObject { version, looked_up_at: None });
     }
 
-    /// The version of an object that was looked at just now: the open that follows needs no request of its own.
-    pub fn looked_up_object(&self, key: &str) -> Option<ObjectVersion> {
-        let objects = lock_holding_forks(&self.known_objects);
-        let object = objects.get(key)?;
-        object.looked_at.filter(|at| at.elapsed() < MAX_LOOK_AGE)?;
+    /// Lets no open use the version of an earlier lookup.
+    pub fn forget_lookup(&self, key: &str) {
+        if let Some(object) = lock_holding_forks(&self.known_objects).get_mut(key) {
+            object.looked_up_at = None;
+        }
+    }
+
+    /// Lets the next open of an object that was looked up use its version.
+    pub fn offer_lookup(&self, key: &str) {
+        if let Some(object) = lock_holding_forks(&self.known_objects).get_mut(key) {
+            object.looked_up_at = Some(Instant::now());
+        }
+    }
+
+    /// Takes the version that a lookup has just found, for one open: it needs no request of its own. The version may be as old
+    /// as that of a listing.
+    pub fn take_lookup(&self, key: &str) -> Option<ObjectVersion> {
+        let mut objects = lock_holding_forks(&self.known_objects);
+        let object = objects.get_mut(key)?;
+        object.looked_up_at.take().filter(|at| at.elapsed() < self.options.poll_interval)?;
         Some(object.version.clone())
     }
 
-    /// The objects directly in a directory that were looked at; `None` without any, or if the store has listings.
+    /// The objects directly in a directory that were looked up; `None` without any, or if the store has listings.
     pub fn known_objects_in(&self, directory: &str) -> Option<Vec<(String, ObjectVersion)>> {
         if self.url.kind != StoreKind::Http {
             return None;

@@ -36,7 +36,7 @@ def store_cloud(server):
 
 @pytest.fixture
 def cloud(store_cloud, server, tmp_path, monkeypatch):
-    """The cloud, and an environment in which no credentials are but those that the test gives."""
+    """The cloud, and an environment whose only credentials are those that the test sets."""
     store_cloud.reset()
     server.fault()
     for name, value in store_cloud.environment.items():

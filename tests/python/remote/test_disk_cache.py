@@ -83,6 +83,16 @@ def test_cached_bytes_count_once_the_store_has_confirmed_their_version(ckptfs, s
     assert refused.code == FAILED and not (tmp_path / "out.safetensors").exists()
 
 
+def test_a_replaced_object_is_read_anew_at_once_and_a_removed_one_is_missing(store, cache, tmp_path):
+    url = "s3://bucket/replaced-at-once/model.safetensors"
+    for value in (1, 2, 3):
+        store_tensor(store, "replaced-at-once/model.safetensors", value, tmp_path)
+        assert load_file(url)["t"].unique().tolist() == [value]
+    store.delete("replaced-at-once/model.safetensors")
+    with pytest.raises(FileNotFoundError):
+        load_file(url)
+
+
 def test_a_changed_object_is_fetched_anew(ckptfs, store, cache, tmp_path):
     for value in (1, 2):
         store_tensor(store, "changing/model.safetensors", value, tmp_path)

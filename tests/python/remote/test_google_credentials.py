@@ -85,7 +85,7 @@ def google_behind_a_proxy(folder, answer):
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
-def test_the_login_of_a_user(ckptfs, cloud, tmp_path, monkeypatch, is_valid):
+def test_the_login_of_a_user_is_sent_to_google_and_never_shown(ckptfs, cloud, tmp_path, monkeypatch, is_valid):
     login = {"type": "authorized_user", "client_id": "gcloud", "client_secret": f"{SECRET}-1", "refresh_token": f"{SECRET}-2"}
     (tmp_path / "login.json").write_text(json.dumps(login))
     forms = []

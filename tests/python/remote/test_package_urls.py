@@ -1,13 +1,14 @@
-"""Each function of the package that takes a path takes a URL, and gives what it gives for the same files on disk."""
+"""Loads from a URL return the same tensors as loads from disk, by every function. Saves to a URL are refused."""
 
 import os
 
 import ckptfs as package
 import ckptfs.fastsafetensors
 import ckptfs.numpy
+import numpy as np
 import pytest
 import torch
-from ckptfs.torch import cached, load_file, load_model, load_sharded, save_file, save_sharded
+from ckptfs.torch import cached, load_file, load_model, load_sharded, save_file, save_model, save_sharded
 from safetensors.torch import load
 from safetensors.torch import save_file as save_plain
 
@@ -29,7 +30,7 @@ def small(server, tmp_path_factory):
     return folder, server.upload(folder, "small-model")
 
 
-def test_several_are_loaded_in_one_plan(store, models):
+def test_several_urls_load_in_one_plan(store, models):
     folder, url, _ = models
     loaded = package.load_many([f"{url}/{model}" for model in MODELS])
     assert package.last_report().remote > 0
@@ -115,10 +116,17 @@ def test_nothing_is_written_to_a_url(ckptfs, store, small, tmp_path, monkeypatch
     tensors = {"a": torch.ones(3)}
     for write in (
         lambda: save_file(tensors, url), lambda: save_file(tensors, url, any_suffix=True),
-        lambda: save_sharded(tensors, "s3://bucket/new"), lambda: cached(url, lambda: pytest.fail("it was made")),
+        lambda: save_sharded(tensors, "s3://bucket/new"), lambda: package.numpy.save_file({"a": np.ones(3)}, url),
+        lambda: save_model(torch.nn.Linear(2, 2), url), lambda: cached(url, lambda: pytest.fail("it was made")),
     ):  # fmt: skip
         with pytest.raises(package.SafetensorError, match=r"s3://bucket/new.* is a URL, and ckptfs writes files on disk only"):
             write()
-    refused = ckptfs("export", folder, url)
+    refused = ckptfs("export", folder, "s3:/bucket/new/model.safetensors")
     assert refused.code == FAILED and f"aws s3 cp model.safetensors {url}" in refused.stderr, refused
+    for other in ("hf://org/name", "https://huggingface.co/org/name", "file:///tmp/x", "abfss://c@a/x"):
+        with pytest.raises(package.SafetensorError, match="is a URL"):
+            save_sharded(tensors, other)
+    for secret in ("https://me:word@127.0.0.1/x", "https://127.0.0.1/x?token=word", "https://127.0.0.1/x?@word"):
+        refused = ckptfs("export", folder, secret)
+        assert refused.code == FAILED and "writes files on disk only" in refused.stderr and "word" not in refused.stderr, refused
     assert os.listdir(tmp_path) == []

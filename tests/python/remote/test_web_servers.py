@@ -186,8 +186,8 @@ def test_a_url_that_is_no_path_is_refused(ckptfs, python_server, path):
 
 @pytest.fixture
 def internet(monkeypatch):
-    """A proxy that redirects requests for hosts of the internet. Gives the redirects by their hosts, and the hosts that were
-    asked."""
+    """A proxy that redirects requests for hosts of the internet. Yields the redirects by host, and a list of the requested
+    hosts."""
     redirects, asked = {}, []
 
     def answer(handler):

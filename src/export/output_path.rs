@@ -1,8 +1,8 @@
-//! Refuses URLs, and names that say another format than the one that is written.
+//! Refuses output paths that are URLs, or have the suffix of another format.
 
 use std::path::{Path, PathBuf};
 
-use crate::source::is_source_url;
+use crate::source::{SourceUrl, url_scheme};
 
 use super::ExportError;
 
@@ -14,9 +14,14 @@ const OTHER_FORMAT_SUFFIXES: [&str; 24] = [
 ];
 
 /// Refuses a path that cannot be written: a URL, or, unless any suffix is allowed, the name of another format.
-pub fn check_output(path: &Path, any_suffix: bool) -> Result<(), ExportError> {
-    if is_source_url(path) {
-        return Err(ExportError::Url { path: path.to_path_buf() });
+pub fn check_output_path(path: &Path, any_suffix: bool) -> Result<(), ExportError> {
+    if let Some(scheme) = url_scheme(path) {
+        // Of a URL that names no source only the scheme is shown: the rest may be a secret.
+        let path = match SourceUrl::parse(path) {
+            Some(Ok(url)) => url.to_shown_path(),
+            _ => format!("{scheme}://…").into(),
+        };
+        return Err(ExportError::Url { path });
     }
     if any_suffix { Ok(()) } else { check_suffix(path) }
 }
