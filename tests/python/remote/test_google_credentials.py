@@ -2,7 +2,6 @@
 
 import json
 import socket
-import ssl
 import subprocess
 import threading
 import urllib.parse
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from certificates import self_signed
 from program import FAILED
 from stores import SECRET
 
@@ -38,14 +38,7 @@ def test_the_application_default_credentials_of_google(ckptfs, cloud, tmp_path, 
 def google_behind_a_proxy(folder, answer):
     """A proxy behind which Google's token service answers with `answer(form)`: a status and a body. Gives its address and
     the certificate of the service."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={TOKEN_HOST}", "-addext",
-         f"subjectAltName=DNS:{TOKEN_HOST}", "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context, certificate = self_signed(folder, f"DNS:{TOKEN_HOST}")
     listener = socket.create_server(("127.0.0.1", 0))
 
     def read_head(connection):

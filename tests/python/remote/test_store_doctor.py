@@ -2,11 +2,11 @@
 
 import http.server
 import socket
-import subprocess
 import threading
 
 import pytest
 
+from certificates import self_signed
 from program import DONE, FAILED
 from stores import SECRET
 
@@ -112,17 +112,8 @@ def test_a_server_that_closes_connections_does_not_answer(doctor, store, models)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_named(doctor, ckptfs, models, monkeypatch, tmp_path):
-    import ssl
-
     _, url, _ = models
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context, certificate = self_signed(tmp_path, "IP:127.0.0.1")
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve():

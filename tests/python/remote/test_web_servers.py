@@ -2,8 +2,6 @@
 
 import http.server
 import re
-import threading
-from contextlib import contextmanager
 from functools import partial
 
 import ckptfs as package
@@ -14,7 +12,7 @@ from safetensors.torch import save
 
 import store_kinds
 from compare import check_same
-from http_server import serve_with
+from http_server import serve, serve_with
 from mounts import until
 from program import DONE, FAILED, REFUSED
 from samples import write_shards
@@ -94,18 +92,10 @@ class WithSlashes(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving(handler):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
 @pytest.fixture
 def python_server(tmp_path, monkeypatch):
     monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
-    with serving(partial(WithSlashes, directory=str(tmp_path))) as address:
+    with serve(partial(WithSlashes, directory=str(tmp_path))) as address:
         yield address
 
 
@@ -142,7 +132,7 @@ class WithWeakEtag(http.server.BaseHTTPRequestHandler):
 def weak_server(monkeypatch):
     monkeypatch.setenv("CKPTFS_ALLOW_HTTP", "1")
     handler = type("Handler", (WithWeakEtag,), {})
-    with serving(handler) as address:
+    with serve(handler) as address:
         yield handler, f"{address}/model.safetensors"
 
 
