@@ -100,8 +100,7 @@ pub fn missing_remedy(path: &Path) -> String {
 
 /// What the user can do about a URL that is not read.
 pub fn no_client_remedy(url: &Path) -> String {
-    let scheme =
-        url.to_str().and_then(|text| text.split_once(":/")).map_or("", |(scheme, _)| scheme);
+    let scheme = url_scheme(url).unwrap_or_default();
     let word = shell_word(url);
     let command = match scheme {
         "http" | "https" if is_file_url(url) => format!("curl -L -O {word}"),
