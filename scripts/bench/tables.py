@@ -47,10 +47,10 @@ REMOTE_TARGETS = {
     ("`load_file`, 50 MB/s a connection, equal connections", "Run:ai's streamer"): "1.02",
     ("`load_file`, 1 MB/s, equal connections", "Run:ai's streamer"): "1.02",
     ("`load_file`, 50 MB/s a connection", "Run:ai's streamer"): "0.7",
+    ("`from_pretrained` through the mount, nothing cached, with ballast", "boto3's download, then the load"): "0.7",
     ("`from_pretrained` through the mount, nothing cached", "boto3's download, then the load"): "0.7",
-    ("`from_pretrained` through the mount, nothing cached, without ballast", "boto3's download, then the load"): "0.7",
-    ("`from_pretrained` through the mount, nothing cached, without ballast", "rclone mount"): "0.5",
-    ("`from_pretrained` through the mount, nothing cached, without ballast", "s3fs"): "0.5",
+    ("`from_pretrained` through the mount, nothing cached", "rclone mount"): "0.5",
+    ("`from_pretrained` through the mount, nothing cached", "s3fs"): "0.5",
     "the second start, page cache cold": "1.15",
     "`from_pretrained` through the mount, no cache on disk, again": "0.95",
 }

@@ -168,10 +168,14 @@ measured owned (in memory of their own; for safetensors backend=\"pread\") and m
 Cold: before each load the checkpoint's files are evicted from the page cache; with --cold all caches of the machine \
 are dropped, the loaders' code too. Cached: the files, and what the mount shows, are in the page cache.
 
+Of a URL, each cold load fetches the whole checkpoint, because `ckptfs cache prune` removes it from the cache on disk. Cached \
+loads find it there.
+
 Examples:
   ckptfs bench models/llama
   ckptfs bench models/llama --device cuda:0 --runs 3
   ckptfs bench models/llama --against safetensors,runai --html llama.html
+  ckptfs bench s3://bucket/models/llama --runs 2
   sudo ckptfs bench models/llama --cold --runs 10";
 
 #[cfg(feature = "mount")]

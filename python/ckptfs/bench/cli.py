@@ -1,8 +1,8 @@
 """`ckptfs bench PATH`: how fast a checkpoint loads here, with ckptfs and with other libraries.
 
 The loaders are ckptfs itself, safetensors through a mount made for this, and the other libraries. They are measured
-with a cold and with a filled page cache, once all were seen to give equal tensors. Each load has a process of its
-own, and the loaders take turns, so that none finds what another left behind.
+cold and cached, once all were seen to give equal tensors: see `caches`. Each load has a process of its own, and the
+loaders take turns, so that none finds what another left behind.
 """
 
 import contextlib
@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 from ckptfs import _ckptfs, child_process
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
+from ckptfs.bench.caches import DiskCache, PageCache
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
 from ckptfs.errors import SafetensorError, error, in_words, print_error
 from ckptfs.progress import ProgressBar
 from ckptfs.save import atomic_file
+from ckptfs.settings import setting
 
 _DONE, _FAILED = 0, 1
 
@@ -31,9 +33,6 @@ _REMEDY = "what to do: "
 
 # An option for parsing a checkpoint, with its value.
 _PARSE_OPTION = re.compile(r"(?<![\w-])--(?:allow-partial|follow-symlinks|root (?!KEY)(?:'[^']*'|[^\s;]+))")
-
-# The share of the files that must be in the page cache for a load to count as cached.
-_MIN_CACHED_SHARE = 0.99
 
 
 class Options(NamedTuple):
@@ -102,10 +101,9 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
     if drops_all and (why := page_cache.obstacle()):
         remedy = "run it as root, or leave --cold out: then only the files of the checkpoint are evicted"
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
-    if _ckptfs.is_source_url(path):
-        quoted = shlex.quote(path)
-        raise error(f"{path}: lies in a store, and bench measures files of this machine",
-                    f"ckptfs export {quoted} exported.safetensors && ckptfs bench exported.safetensors")  # fmt: skip
+    is_in_store = _ckptfs.is_source_url(path)
+    if is_in_store and setting("offline"):
+        raise error("CKPTFS_OFFLINE=1 allows no request, and bench measures loads from the store", "unset it")
     with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
     # A wrong path is reported first: installing torch would not help.
@@ -120,7 +118,7 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
     if path.endswith(".safetensors") and os.path.isfile(path):
         # Also the virtual file of a pickle in a mount, which is what another library reads.
         request["files"], form = [path], "safetensors"
-    others, notes = select(against, form, device)
+    others, notes = select(against, form, device, path.partition("://")[0] if is_in_store else None)
     with contextlib.ExitStack() as ends:
         daemon = daemon_of(request["files"][0])
         # In a mount of ours the others read that mount, and no other is made.
@@ -139,7 +137,8 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         }  # fmt: skip
         if results["against"] is None:
             results["notes"].append("compared with nothing: none of the requested libraries loads it")
-        _measure_states(results, files, process, case, progress, drops_all)
+        caches = DiskCache(path, drops_all) if is_in_store else PageCache(files, drops_all)
+        _measure_states(results, caches, process, case, progress)
         results["summary"] = report.summary(results)
         return results
 
@@ -162,7 +161,7 @@ def _reference(loaders):
     return others[0] if others else None
 
 
-def _measure_states(results, files, process, case, progress, drops_all):
+def _measure_states(results, caches, process, case, progress):
     """Adds what is measured cold and cached."""
 
     def measured(state, clear=None):
@@ -171,7 +170,7 @@ def _measure_states(results, files, process, case, progress, drops_all):
         results[state] = schedule.summarize(taken, results["bytes"], results["against"])
 
     def clear():
-        results["cleared_by"] = page_cache.clear(files, drops_all)
+        results["cleared_by"] = caches.clear()
 
     try:
         with signals.interruptible():
@@ -180,16 +179,15 @@ def _measure_states(results, files, process, case, progress, drops_all):
         results["notes"].append(f"nothing was loaded cold: {in_words(refused)}")
     else:
         measured("cold", clear)
-    warmed = list(files)
     if case.mount:
         case.mount.renew()
-        warmed.append(case.mount.file)
-    with signals.interruptible():
-        page_cache.warm(warmed)
-        share = page_cache.cached(files)
-    if share is not None and share < _MIN_CACHED_SHARE:
-        results["notes"].append(f"only {share:.0%} of the files stay in the page cache: there is no memory for more")
-    measured("cached")
+    try:
+        with signals.interruptible():
+            results["notes"] += caches.fill([case.mount.file] if case.mount else [])
+    except SafetensorError as refused:
+        results["notes"].append(f"nothing was loaded cached: {in_words(refused)}")
+    else:
+        measured("cached")
 
 
 class _Progress:

@@ -23,13 +23,15 @@ kept = []
 
 
 class Peer(NamedTuple):
-    """A word of `--against`: its module, its name for pip, the format that it reads, and its loaders."""
+    """A word of `--against`: its module, its name for pip, the format that it reads, and its loaders. `schemes` are those
+    of the URLs that it reads."""
 
     module: str
     package: str
     reads: str
     loaders: list
     on_cuda: list = []
+    schemes: list = []
 
 
 PEERS = {
@@ -37,7 +39,7 @@ PEERS = {
     "fastsafetensors": Peer(
         "fastsafetensors", "fastsafetensors", "safetensors", ["fastsafetensors"], ["fastsafetensors nogds"]
     ),
-    "runai": Peer("runai_model_streamer", "runai-model-streamer", "safetensors", ["runai"]),
+    "runai": Peer("runai_model_streamer", "runai-model-streamer", "safetensors", ["runai"], schemes=["s3", "gs", "az"]),
     "instanttensor": Peer("instanttensor", "instanttensor", "safetensors", ["instanttensor"]),
     "torch": Peer("torch", "torch", "torch", ["torch.load", "torch.load mapped"]),
 }
@@ -46,15 +48,17 @@ PEERS = {
 REFERENCES = ["safetensors", "torch.load"]
 
 
-def select(words, form, device):
+def select(words, form, device, scheme=None):
     """Names of the other loaders to measure, and notes. `words` are those of `--against`; `None` means all that
-    are installed and read `form`, which is "safetensors" or "torch"."""
+    are installed and read `form`, which is "safetensors" or "torch". `scheme` is that of a URL, if it is one."""
     loaders, notes = [], []
     for word in words or PEERS:
         peer = PEERS[word]
         if not is_installed(peer.module):
             if words:
                 raise error(f"--against {word}: it is not installed", f"pip install {peer.package}")
+        elif scheme and scheme not in peer.schemes:
+            notes += [f"{word} reads no {scheme}:// URLs, and was left out"] * bool(words)
         elif peer.reads == form:
             loaders += peer.loaders + (peer.on_cuda if device.startswith("cuda") else [])
         elif words:

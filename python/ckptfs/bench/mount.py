@@ -16,7 +16,8 @@ class CheckpointMount:
     """A checkpoint in a mount of its own, at a new directory; `with CheckpointMount(...) as mount:`."""
 
     def __init__(self, path, about):
-        self._source = path if os.path.exists(path) else os.path.dirname(path) or "."
+        is_source = _ckptfs.is_source_url(path) or os.path.exists(path)
+        self._source = path if is_source else os.path.dirname(path) or "."
         self._name, self._mount = _name(self._source, about), None
 
     def __enter__(self):

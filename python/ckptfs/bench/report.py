@@ -3,6 +3,7 @@
 import math
 import statistics
 
+from ckptfs import _ckptfs
 from ckptfs.bench import machine
 from ckptfs.bench.loaders import MOUNTED, OURS
 from ckptfs.bench.tables import aligned, without_empty
@@ -20,11 +21,13 @@ def summary(results):
         smallest = f"{_MIN_JUDGED_BYTES / 1e6:.0f} MB"
         return f"Too small to judge: what a load costs before it reads outweighs {size(results)}. " \
                f"Measure a model of at least {smallest}."  # fmt: skip
-    return " ".join(f"{words}, {_sentence(results[state], results['against'])}." for state, words in _STATES.items()
+    origins = _STORE_ORIGINS if _ckptfs.is_source_url(results["path"]) else _DISK_ORIGINS
+    return " ".join(f"{words}, {_sentence(results[state], results['against'])}." for state, words in origins.items()
                     if results[state])  # fmt: skip
 
 
-_STATES = {"cold": "From the disk", "cached": "From the page cache"}
+_DISK_ORIGINS = {"cold": "From the disk", "cached": "From the page cache"}
+_STORE_ORIGINS = {"cold": "From the store", "cached": "From the cache on disk"}
 
 
 def _sentence(loaders, against):
@@ -132,12 +135,18 @@ def _row(name, one):
 def states(results):
     """The states that were measured, each with its title."""
     if results["cold"]:
-        yield "cold", "cold, these files evicted" if _evicts_files(results) else "cold, all caches dropped"
-    yield "cached", "in the page cache"
+        yield "cold", next(title for means, title in _COLD_TITLES.items() if results["cleared_by"].startswith(means))
+    if results["cached"]:
+        is_in_store = _ckptfs.is_source_url(results["path"])
+        yield "cached", "in the cache on disk" if is_in_store else "in the page cache"
 
 
-def _evicts_files(results):
-    return results["cleared_by"].startswith("posix_fadvise")
+_COLD_TITLES = {
+    "posix_fadvise": "cold, these files evicted",
+    "ckptfs cache prune": "cold, nothing of it in the cache on disk",
+    "CKPTFS_NO_CACHE": "cold, without a cache on disk",
+    "": "cold, all caches dropped",
+}
 
 
 def size(results):

@@ -96,12 +96,6 @@ def test_a_checkpoint_that_no_other_library_loads_has_a_note(tmp_path, capsys):
     assert "speed-up" not in said
 
 
-def test_a_url_is_refused_with_the_command_that_exports_it():
-    refused = bench("s3://bucket/a model", "--runs", "1")
-    assert refused.returncode == FAILED and "bench measures files of this machine" in refused.stderr
-    assert "ckptfs export 's3://bucket/a model' exported.safetensors && ckptfs bench exported.safetensors" in refused.stderr
-
-
 class Told:
     """Loads that print their arguments."""
 

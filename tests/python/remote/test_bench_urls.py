@@ -1,0 +1,49 @@
+"""`ckptfs bench` measures a checkpoint in a store: from the store itself, and from the cache on disk."""
+
+import json
+
+import pytest
+
+from program import DONE, FAILED, run_bench
+
+OURS = ["ckptfs owned", "ckptfs mapped", "mount owned", "mount mapped"]
+
+
+@pytest.mark.parametrize("model", ["sharded", "pickled", "dcp"])
+def test_cold_loads_come_from_the_store_and_cached_ones_do_not(cache, store, models, model, capsys, left):
+    _, url, _ = models
+    before = store.stats["bytes"]
+    assert run_bench([f"{url}/{model}", "--runs", "1", "--json"]) == DONE
+    fetched = store.stats["bytes"] - before
+    said = capsys.readouterr()
+    assert said.err == "" and left() == []
+    found = json.loads(said.out)
+    assert found["loaders"][:4] == OURS and found["cleared_by"] == "ckptfs cache prune"
+    assert found["machine"]["filesystem"] is None
+    assert list(found["cold"])[:4] == OURS and list(found["cached"])[:4] == OURS
+    # The comparison fetches the model once, and so does each of four cold loads. Then the cache has what the last of these
+    # left there: the four cached loads fetch nothing. Headers are fetched, too.
+    assert 5 <= fetched / found["bytes"] < 7
+
+
+def test_without_a_cache_on_disk_only_cold_loads_are_measured(store, models, capsys):
+    _, url, _ = models
+    assert run_bench([f"{url}/sharded", "--runs", "1"]) == DONE
+    said = capsys.readouterr().out
+    assert "note: nothing was loaded cached: CKPTFS_NO_CACHE=1 turns the cache on disk off" in said
+    assert "\ncold, without a cache on disk\n" in said and "\nin the cache on disk" not in said
+
+
+def test_libraries_that_read_no_such_url_are_left_out(cache, store, models, capsys):
+    _, url, _ = models
+    assert run_bench([f"{url}/sharded", "--runs", "1", "--against", "safetensors,torch"]) == DONE
+    said = capsys.readouterr().out
+    assert "note: safetensors reads no s3:// URLs, and was left out" in said
+    assert "note: compared with nothing" in said
+
+
+def test_offline_it_is_refused(cache, store, models, capsys, monkeypatch):
+    _, url, _ = models
+    monkeypatch.setenv("CKPTFS_OFFLINE", "1")
+    assert run_bench([f"{url}/sharded"]) == FAILED
+    assert "CKPTFS_OFFLINE=1 allows no request" in capsys.readouterr().err
