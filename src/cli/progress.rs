@@ -25,12 +25,12 @@ const STORE_LINE: &str = "\n{store}";
 
 /// Requests to stores so far, on one line.
 fn store_text(counters: RequestCounters) -> String {
-    let RequestCounters { requests, in_flight, bytes, cached_bytes, retries, .. } = counters;
+    let RequestCounters { requests, in_flight, cached_bytes, retries, .. } = counters;
     let requests = format_count(usize::try_from(requests).unwrap_or(usize::MAX), "request");
     let mut text = format!("{requests}, {in_flight} in flight, {retries} sent again");
-    if cached_bytes > 0 {
-        let share = 100.0 * cached_bytes as f64 / (cached_bytes + bytes) as f64;
-        text += &format!(", {share:.0}% from the cache on disk");
+    if let Some(ratio) = counters.hit_ratio().filter(|_| cached_bytes > 0) {
+        let percent = 100.0 * ratio;
+        text += &format!(", {percent:.0}% from the cache on disk");
     }
     text
 }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::source::RequestCounters;
+
 /// Gives the statistics of a mount at any time, without waiting.
 pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
 
@@ -63,7 +65,7 @@ pub struct MountStats {
     /// Counters of prefetched blocks.
     pub prefetch: PrefetchStats,
     /// Counters of requests to the store that it shows.
-    pub store: StoreStats,
+    pub store: RequestCounters,
 }
 
 /// An error that programs got from a mount, and how often.
@@ -142,32 +144,6 @@ pub struct PrefetchStats {
     pub wasted: u64,
     /// Prefetched blocks that an access trace named.
     pub replayed: u64,
-}
-
-/// Counters of requests to a store; zeros for a source on this machine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct StoreStats {
-    /// Requests that were sent.
-    pub requests: u64,
-    /// Requests in flight: sent, and without a complete answer.
-    pub in_flight: u64,
-    /// Bytes that were received.
-    pub bytes: u64,
-    /// Received bytes per second, over the last five seconds.
-    pub bytes_per_second: u64,
-    /// Bytes from the cache on disk.
-    pub cached_bytes: u64,
-    /// Requests that were sent again after a failure.
-    pub retries: u64,
-}
-
-impl StoreStats {
-    /// The share of bytes from the cache on disk, from 0 to 1; `None` before the first byte.
-    pub fn hit_ratio(&self) -> Option<f64> {
-        let all = self.cached_bytes + self.bytes;
-        (all > 0).then(|| self.cached_bytes as f64 / all as f64)
-    }
 }
 
 impl MountStats {

@@ -4,8 +4,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Totals of all requests to stores.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Totals of all requests to stores; zeros without any. The statistics of a mount have its fields, by their names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct RequestCounters {
     /// Requests that were sent.
     pub requests: u64,
@@ -19,6 +20,14 @@ pub struct RequestCounters {
     pub cached_bytes: u64,
     /// Requests that were sent again after a failure.
     pub retries: u64,
+}
+
+impl RequestCounters {
+    /// The share of bytes from the cache on disk, from 0 to 1; `None` before the first byte.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        let all = self.cached_bytes + self.bytes;
+        (all > 0).then(|| self.cached_bytes as f64 / all as f64)
+    }
 }
 
 static REQUESTS: AtomicU64 = AtomicU64::new(0);

@@ -11,10 +11,9 @@ use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
 use crate::cache::Cache;
 use crate::mount::error::MountError;
 use crate::mount::stats::{
-    CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, StoreStats,
-    VirtualFileStats,
+    CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
 };
-use crate::source::{self, FileKind, FileMetadata, RequestCounters, SourceError};
+use crate::source::{self, FileKind, FileMetadata, SourceError};
 use crate::view::{Refusal, View, ViewEntry, ViewError};
 
 use super::attr::{
@@ -282,8 +281,6 @@ impl FilesystemState {
     pub fn stats(&self) -> MountStats {
         let counts = self.view.counts();
         let cache = self.cache.counters();
-        let RequestCounters { requests, in_flight, bytes, bytes_per_second, cached_bytes, retries } =
-            source::request_counters();
         let start_time = self.start_time.duration_since(UNIX_EPOCH);
         MountStats {
             version: STATS_VERSION,
@@ -322,14 +319,7 @@ impl FilesystemState {
                 wasted: cache.prefetch_wasted,
                 replayed: cache.replayed,
             },
-            store: StoreStats {
-                requests,
-                in_flight,
-                bytes,
-                bytes_per_second,
-                cached_bytes,
-                retries,
-            },
+            store: source::request_counters(),
         }
     }
 }
