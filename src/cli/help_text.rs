@@ -168,8 +168,8 @@ measured owned (in memory of their own; for safetensors backend=\"pread\") and m
 Cold: before each load the checkpoint's files are evicted from the page cache; with --cold all caches of the machine \
 are dropped, the loaders' code too. Cached: the files, and what the mount shows, are in the page cache.
 
-Of a URL, each cold load fetches the whole checkpoint, because `ckptfs cache prune` removes it from the cache on disk. Cached \
-loads find it there.
+For a URL, bench runs `ckptfs cache prune` before each cold load, which then fetches the whole checkpoint. Cached loads \
+read the cache on disk.
 
 Examples:
   ckptfs bench models/llama

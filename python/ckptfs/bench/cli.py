@@ -1,7 +1,7 @@
-"""`ckptfs bench PATH`: how fast a checkpoint loads here, with ckptfs and with other libraries.
+"""`ckptfs bench PATH|URL`: how fast a checkpoint loads here, with ckptfs and with other libraries.
 
 The loaders are ckptfs itself, safetensors through a mount made for this, and the other libraries. They are measured
-cold and cached, once all were seen to give equal tensors: see `caches`. Each load has a process of its own, and the
+cold and cached (see `cache_states`), once all were seen to give equal tensors. Each load has a process of its own, and the
 loaders take turns, so that none finds what another left behind.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckptfs import _ckptfs, child_process
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
-from ckptfs.bench.caches import DiskCache, PageCache
+from ckptfs.bench.cache_states import LocalCacheState, StoreCacheState
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
@@ -103,7 +103,7 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
     is_in_store = _ckptfs.is_source_url(path)
     if is_in_store and setting("offline"):
-        raise error("CKPTFS_OFFLINE=1 allows no request, and bench measures loads from the store", "unset it")
+        raise error("bench loads from the store, and CKPTFS_OFFLINE=1 forbids requests", "unset CKPTFS_OFFLINE")
     with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path, is_command=True).text)
     # A wrong path is reported first: installing torch would not help.
@@ -137,8 +137,13 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         }  # fmt: skip
         if results["against"] is None:
             results["notes"].append("compared with nothing: none of the requested libraries loads it")
-        caches = DiskCache(path, drops_all) if is_in_store else PageCache(files, drops_all)
-        _measure_states(results, caches, process, case, progress)
+        if is_in_store:
+            cache_state, cached_loaders = StoreCacheState(path, files, drops_all), OURS + MOUNTED
+            if {*loaders} - {*cached_loaders}:
+                results["notes"].append("other libraries fetch from the store each time, and are not measured cached")
+        else:
+            cache_state, cached_loaders = LocalCacheState(files, drops_all), loaders
+        _measure_states(results, cache_state, cached_loaders, process, case, progress)
         results["summary"] = report.summary(results)
         return results
 
@@ -161,16 +166,16 @@ def _reference(loaders):
     return others[0] if others else None
 
 
-def _measure_states(results, caches, process, case, progress):
+def _measure_states(results, cache_state, cached_loaders, process, case, progress):
     """Adds what is measured cold and cached."""
 
-    def measured(state, clear=None):
-        taken, failed = schedule.measure(process, case, results["loaders"], results["runs"], clear, progress)
+    def measured(state, loaders, clear=None):
+        taken, failed = schedule.measure(process, case, loaders, results["runs"], clear, progress)
         results["notes"] += failed
         results[state] = schedule.summarize(taken, results["bytes"], results["against"])
 
     def clear():
-        results["cleared_by"] = caches.clear()
+        results["cleared_by"] = cache_state.clear()
 
     try:
         with signals.interruptible():
@@ -178,16 +183,16 @@ def _measure_states(results, caches, process, case, progress):
     except SafetensorError as refused:
         results["notes"].append(f"nothing was loaded cold: {in_words(refused)}")
     else:
-        measured("cold", clear)
+        measured("cold", results["loaders"], clear)
     if case.mount:
         case.mount.renew()
     try:
         with signals.interruptible():
-            results["notes"] += caches.fill([case.mount.file] if case.mount else [])
+            results["notes"] += cache_state.fill([case.mount.file] if case.mount else [])
     except SafetensorError as refused:
         results["notes"].append(f"nothing was loaded cached: {in_words(refused)}")
     else:
-        measured("cached")
+        measured("cached", [loader for loader in results["loaders"] if loader in cached_loaders])
 
 
 class _Progress:

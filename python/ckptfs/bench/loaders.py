@@ -23,8 +23,8 @@ kept = []
 
 
 class Peer(NamedTuple):
-    """A word of `--against`: its module, its name for pip, the format that it reads, and its loaders. `schemes` are those
-    of the URLs that it reads."""
+    """A word of `--against`: its module, its name for pip, the format that it reads, and its loaders. `schemes` are the URL
+    schemes that it reads."""
 
     module: str
     package: str
@@ -50,7 +50,8 @@ REFERENCES = ["safetensors", "torch.load"]
 
 def select(words, form, device, scheme=None):
     """Names of the other loaders to measure, and notes. `words` are those of `--against`; `None` means all that
-    are installed and read `form`, which is "safetensors" or "torch". `scheme` is that of a URL, if it is one."""
+    are installed and read `form`, which is "safetensors" or "torch". `scheme` is that of the checkpoint's URL, and
+    `None` for a path."""
     loaders, notes = [], []
     for word in words or PEERS:
         peer = PEERS[word]

@@ -21,13 +21,13 @@ def summary(results):
         smallest = f"{_MIN_JUDGED_BYTES / 1e6:.0f} MB"
         return f"Too small to judge: what a load costs before it reads outweighs {size(results)}. " \
                f"Measure a model of at least {smallest}."  # fmt: skip
-    origins = _STORE_ORIGINS if _ckptfs.is_source_url(results["path"]) else _DISK_ORIGINS
-    return " ".join(f"{words}, {_sentence(results[state], results['against'])}." for state, words in origins.items()
+    phrases = _STORE_STATES if _ckptfs.is_source_url(results["path"]) else _LOCAL_STATES
+    return " ".join(f"{words}, {_sentence(results[state], results['against'])}." for state, words in phrases.items()
                     if results[state])  # fmt: skip
 
 
-_DISK_ORIGINS = {"cold": "From the disk", "cached": "From the page cache"}
-_STORE_ORIGINS = {"cold": "From the store", "cached": "From the cache on disk"}
+_LOCAL_STATES = {"cold": "From the disk", "cached": "From the page cache"}
+_STORE_STATES = {"cold": "From the store", "cached": "From the cache on disk"}
 
 
 def _sentence(loaders, against):
@@ -66,7 +66,8 @@ def _lines(results):
     yield results["summary"]
     for state, title in states(results):
         yield ""
-        yield title + (f"; speed-up against {results['against']}" if results["against"] else "")
+        has_speedup = any(one["speedup"] is not None for one in results[state].values())
+        yield title + (f"; speed-up against {results['against']}" if has_speedup else "")
         for heads, rows in _narrow_tables(results, state):
             yield from aligned(heads, [[f"  {name}", *cells] for name, *cells in rows])
     yield ""
@@ -135,17 +136,25 @@ def _row(name, one):
 def states(results):
     """The states that were measured, each with its title."""
     if results["cold"]:
-        yield "cold", next(title for means, title in _COLD_TITLES.items() if results["cleared_by"].startswith(means))
+        yield "cold", f"cold, {_cleared(results['cleared_by'])}"
     if results["cached"]:
         is_in_store = _ckptfs.is_source_url(results["path"])
         yield "cached", "in the cache on disk" if is_in_store else "in the page cache"
 
 
-_COLD_TITLES = {
-    "posix_fadvise": "cold, these files evicted",
-    "ckptfs cache prune": "cold, nothing of it in the cache on disk",
-    "CKPTFS_NO_CACHE": "cold, without a cache on disk",
-    "": "cold, all caches dropped",
+def _cleared(means):
+    """What was cleared before each cold load, in words."""
+    means, _, drops_all = means.partition(", /proc/")
+    if means.startswith("/proc/"):
+        return "all caches dropped"
+    words = next(words for start, words in _CLEARED.items() if means.startswith(start))
+    return f"{words}, all caches dropped" if drops_all else words
+
+
+_CLEARED = {
+    "posix_fadvise": "these files evicted",
+    "ckptfs cache prune": "nothing of it in the cache on disk",
+    "CKPTFS_NO_CACHE=1": "without a cache on disk",
 }
 
 
