@@ -18,6 +18,10 @@ class SafetensorError(Exception):
     __module__ = "ckptfs"
 
 
+# What the note of a refusal with its remedy begins with.
+REMEDY_MARK = "what to do: "
+
+
 def error(message, remedy=None, also=None):
     """A refusal, with what the user can do about it. `also` is a class of Python that it has too, where programs
     catch that."""
@@ -26,7 +30,7 @@ def error(message, remedy=None, also=None):
 
 def _with_remedy(raised, remedy):
     if remedy:
-        raised.add_note(f"what to do: {remedy}")
+        raised.add_note(REMEDY_MARK + remedy)
     return raised
 
 

@@ -72,7 +72,7 @@ class TransferProgress:
         requests, received, cached, retries = (now - at_start for now, at_start in counters)
         text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {self._rate(done, total) / 1e9:.2f} GB/s"
         if requests:
-            text += f"  {requests} requests"
+            text += f"  {requests} request{'s' * (requests != 1)}"
         if retries:
             text += f", {retries} retries"
         if cached:

@@ -107,7 +107,11 @@ pub fn fetch(
     progress: &dyn Progress,
 ) -> Result<FetchReport, FetchError> {
     if !is_source_url(path) {
-        return Err(FetchError::NotRemote { path: path.to_path_buf() });
+        let path = path.to_path_buf();
+        return Err(match path.try_exists() {
+            Ok(true) => FetchError::NotRemote { path },
+            _ => SourceError::Missing { path }.into(),
+        });
     }
     let plan = FetchPlan::new(&View::new(path, options)?, progress)?;
     let bytes = plan.bytes();

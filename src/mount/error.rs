@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use crate::shell_word::shell_word;
-use crate::source::{describe_missing, missing_remedy};
+use crate::source::{describe_missing, missing_remedy, shown_missing_path};
 
 use super::fuse_device::{DEVICE_MODE_REMEDY, no_device_remedy};
 
@@ -22,7 +22,7 @@ pub enum MountError {
     #[error(transparent)]
     NoCheckpoint(#[from] crate::checkpoint::CheckpointError),
     /// A path does not exist.
-    #[error("{path}: {}", describe_missing(.path))]
+    #[error("{}: {}", shown_missing_path(.path), describe_missing(.path))]
     Missing { path: PathBuf },
     /// The mountpoint does not exist.
     #[error("{path}: does not exist, so nothing can be mounted there")]

@@ -30,7 +30,7 @@ struct CallbackProgress {
 
 impl CallbackProgress {
     fn call(&self) {
-        let Some(callback) = &self.callback else { return };
+        let Some(callback) = self.callback.as_ref().filter(|_| !self.should_stop()) else { return };
         let Ok(mut called) = self.called.try_lock() else { return };
         if called.is_some_and(|called| called.elapsed() < CALLBACK_INTERVAL) {
             return;
@@ -78,7 +78,7 @@ pub fn fetch(
     };
     let options = ViewOptions { parse, ..ViewOptions::default() };
     let done =
-        without_gil(py, WaitMode::UntilDone, &stop, move || fetch_url(&url, options, &progress))?;
+        without_gil(py, WaitMode::MayAbandon, &stop, move || fetch_url(&url, options, &progress))?;
     let FetchReport { files, bytes, cached_bytes } =
         done.map_err(|error| fetch_exception(py, error))?;
     Ok((files, bytes, cached_bytes))

@@ -8,14 +8,14 @@ use rustix::io::Errno;
 
 use crate::shell_word::shell_word;
 
-use super::missing::{describe_missing, missing_remedy, no_client_remedy};
+use super::missing::{describe_missing, missing_remedy, no_client_remedy, shown_missing_path};
 use super::url::is_source_url;
 
 /// A file or directory that cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// No file has that name.
-    #[error("{path}: {}", describe_missing(.path))]
+    #[error("{}: {}", shown_missing_path(.path), describe_missing(.path))]
     Missing {
         /// The requested path.
         path: PathBuf,

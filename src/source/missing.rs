@@ -1,5 +1,6 @@
 //! What a path that does not exist was most likely meant as: a URL, or the name of a model on a hub.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
@@ -55,6 +56,25 @@ fn has_client(url: &Path) -> bool {
     cfg!(feature = "remote") && is_source_url(url)
 }
 
+/// A path that does not exist, as messages show it: of a URL of any kind without user name and query string.
+pub fn shown_missing_path(path: &Path) -> Cow<'_, str> {
+    let text = path.to_string_lossy();
+    if url_scheme(path).is_none() {
+        return text;
+    }
+    let (url, query) = match text.find(['?', '#']) {
+        Some(at) => (&text[..at], "?…"),
+        None => (&*text, ""),
+    };
+    let host_start =
+        url.find(":/").map_or(0, |at| url.len() - url[at + 2..].trim_start_matches('/').len());
+    let host_end = url[host_start..].find('/').map_or(url.len(), |at| host_start + at);
+    match url[host_start..host_end].rfind('@') {
+        Some(at) => format!("{}…{}{query}", &url[..host_start], &url[host_start + at..]).into(),
+        None => format!("{url}{query}").into(),
+    }
+}
+
 /// What to say of a path that does not exist.
 pub fn describe_missing(path: &Path) -> &'static str {
     match remote_name(path) {
@@ -64,7 +84,7 @@ pub fn describe_missing(path: &Path) -> &'static str {
         Some(RemoteName::HubModel { is_url: false, .. }) => {
             "no such file or directory; it looks like the name of a model on the Hugging Face hub, and ckptfs reads files on disk"
         }
-        Some(_) => "is a URL, and ckptfs reads files on disk",
+        Some(_) => "is a URL of a kind that ckptfs does not read",
         None => "no such file or directory",
     }
 }
@@ -233,6 +253,20 @@ mod tests {
     fn remedy(path: &str) -> String {
         let path = Path::new(path);
         if has_client(path) { no_client_remedy(path) } else { missing_remedy(path) }
+    }
+
+    #[test]
+    fn a_url_that_is_not_read_is_shown_without_secrets() {
+        for (path, shown) in [
+            ("ftp://me:secret@host/a", "ftp://…@host/a"),
+            ("abfs://files@account/a?secret", "abfs://…@account/a?…"),
+            ("hf:/me:secret@host", "hf:/…@host"),
+            ("hf://org/name@v1", "hf://org/name@v1"),
+            ("ftp://host?a=b@secret/c", "ftp://host?…"),
+            ("models/a@b?c", "models/a@b?c"),
+        ] {
+            assert_eq!(shown_missing_path(Path::new(path)), shown);
+        }
     }
 
     #[test]

@@ -48,7 +48,9 @@ pub use file_limit::raise_file_limit;
 pub use file_reader::{DIRECT_ALIGNMENT_BYTES, DirectFile, FileReader, ReadMode};
 pub use local::is_hub_repository;
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
-pub use missing::{describe_missing, is_remote_name, missing_remedy, url_scheme};
+pub use missing::{
+    describe_missing, is_remote_name, missing_remedy, shown_missing_path, url_scheme,
+};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 #[cfg(all(feature = "remote", feature = "cli"))]

@@ -3,6 +3,8 @@
 `clear` returns the means that it used, and `fill` returns notes. Both raise `SafetensorError` where they fail.
 """
 
+import json
+
 from ckptfs import child_process
 from ckptfs.bench import page_cache
 from ckptfs.errors import error
@@ -34,24 +36,33 @@ class LocalCacheState:
 
 
 class StoreCacheState:
-    """The cache on disk, for a checkpoint in a store. With `drops_all`, `clear` drops all caches of the machine, too."""
+    """The cache on disk, for a checkpoint in a store of these files and so many bytes of tensors. `load` loads it once. With
+    `drops_all`, `clear` drops all caches of the machine, too."""
 
-    def __init__(self, url, files, drops_all):
-        self._url, self._files, self._drops_all = url, files, drops_all
+    def __init__(self, files, size, load, drops_all):
+        self._files, self._size, self._load, self._drops_all = files, size, load, drops_all
 
     def clear(self):
-        """Removes the checkpoint's objects from the cache on disk."""
+        """Removes the checkpoint's files from the cache on disk."""
         if setting("no_cache"):
             means = _NO_CACHE
         else:
             means = "ckptfs cache prune"
-            child_process.run("cache", "prune", "--", *self._files, is_command=True)
+            self._cache("prune")
         return f"{means}, {page_cache.drop_all()}" if self._drops_all else means
 
     def fill(self, virtual_files):
-        """Fetches the checkpoint into the cache on disk, and reads these virtual files into the page cache."""
+        """Has the checkpoint loaded, and these virtual files read, into the caches."""
         if setting("no_cache"):
             raise error(f"{_NO_CACHE} turns the cache on disk off", "unset CKPTFS_NO_CACHE")
-        child_process.run("fetch", "--", self._url, is_command=True)
+        self._load()
         page_cache.warm(virtual_files)
+        size = min(self._size, sum(file["size"] for file in self._files))
+        share = sum(entry["cached_bytes"] for entry in json.loads(self._cache("ls", "--json"))) / max(1, size)
+        if share < _MIN_CACHED_SHARE:
+            raise error(f"the cache on disk holds only {share:.0%} of it", "set CKPTFS_CACHE_SIZE, or free space on its disk")
         return []
+
+    def _cache(self, *words):
+        paths = [file["path"] for file in self._files]
+        return child_process.run("cache", *words, "--", *paths, is_command=True).text

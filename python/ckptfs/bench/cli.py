@@ -21,15 +21,12 @@ from ckptfs.bench.cache_states import LocalCacheState, StoreCacheState
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
-from ckptfs.errors import SafetensorError, error, in_words, print_error
+from ckptfs.errors import REMEDY_MARK, SafetensorError, error, in_words, print_error
 from ckptfs.progress import ProgressBar
 from ckptfs.save import atomic_file
 from ckptfs.settings import setting
 
 _DONE, _FAILED = 0, 1
-
-# What a remedy begins with, in an exception and on a terminal.
-_REMEDY = "what to do: "
 
 # An option for parsing a checkpoint, with its value.
 _PARSE_OPTION = re.compile(r"(?<![\w-])--(?:allow-partial|follow-symlinks|root (?!KEY)(?:'[^']*'|[^\s;]+))")
@@ -63,7 +60,7 @@ def main(options):
     except signals.SignalExit as stopped:
         return stopped.die()
     except SafetensorError as refused:
-        remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(_REMEDY)
+        remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(REMEDY_MARK)
         remedy = _add_exports(remedy, options.path)
         return print_error(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
     except OSError as fault:
@@ -118,7 +115,7 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
     if path.endswith(".safetensors") and os.path.isfile(path):
         # Also the virtual file of a pickle in a mount, which is what another library reads.
         request["files"], form = [path], "safetensors"
-    others, notes = select(against, form, device, path.partition("://")[0] if is_in_store else None)
+    others, notes = select(against, form, device, path.partition(":")[0].lower() if is_in_store else None)
     with contextlib.ExitStack() as ends:
         daemon = daemon_of(request["files"][0])
         # In a mount of ours the others read that mount, and no other is made.
@@ -138,7 +135,10 @@ def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None)
         if results["against"] is None:
             results["notes"].append("compared with nothing: none of the requested libraries loads it")
         if is_in_store:
-            cache_state, cached_loaders = StoreCacheState(path, files, drops_all), OURS + MOUNTED
+            cached_loaders = OURS + MOUNTED
+            cache_state = StoreCacheState(
+                about["files"], results["bytes"], lambda: schedule.load_once(process, case), drops_all
+            )
             if {*loaders} - {*cached_loaders}:
                 results["notes"].append("other libraries fetch from the store each time, and are not measured cached")
         else:

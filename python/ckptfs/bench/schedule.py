@@ -7,7 +7,7 @@ import statistics
 from typing import Any, NamedTuple
 
 from ckptfs.bench.loaders import MOUNTED, OURS
-from ckptfs.errors import error
+from ckptfs.errors import REMEDY_MARK, error
 
 
 class Case(NamedTuple):
@@ -61,6 +61,14 @@ def verify(process, case, loaders, progress):
     return [*loaded], notes, device
 
 
+def load_once(process, case):
+    """Loads the checkpoint with ckptfs, unmeasured."""
+    loader = OURS[0]
+    result = process.measure(case.request_for(loader))
+    if "fault" in result:
+        raise _failed(case, loader, result, "see that nothing changes it")
+
+
 def measure(process, case, loaders, runs, clear, progress):
     """The results of each loader, and notes. With `clear`, which is called before each load, nothing is cached and
     daemons are new. A loader that fails is an error if it is ours, and else left out with a note."""
@@ -83,7 +91,8 @@ def measure(process, case, loaders, runs, clear, progress):
 
 
 def _failed(case, loader, result, remedy):
-    return error(f"{case.request['path']}: {loader}: {result['fault']}", remedy)
+    fault, _, own_remedy = result["fault"].partition(REMEDY_MARK)
+    return error(f"{case.request['path']}: {loader}: {fault.strip()}", own_remedy or remedy)
 
 
 def summarize(results, size, against):

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::source::{CacheReport, DiskCache, RemoteOptions};
+use crate::source::{CacheReport, DiskCache, RemoteOptions, SourceUrl};
 
 use crate::cli::args::{CacheAction, CacheArgs};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
@@ -52,9 +52,10 @@ pub fn run(args: &CacheArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if args.to.is_some() && args.action != CacheAction::Prune {
         return Err(CommandError::new(EXIT_USAGE, "--to is an option of prune", "leave it out"));
     }
+    let urls = args.urls.iter().map(|url| parse_url(url)).collect::<Result<Vec<String>, _>>()?;
     let cache = open()?;
     let is_chosen =
-        |url: &str| args.urls.is_empty() || args.urls.iter().any(|chosen| is_beneath(url, chosen));
+        |url: &str| urls.is_empty() || urls.iter().any(|chosen| is_beneath(url, chosen));
     match args.action {
         CacheAction::Ls => {
             let mut reports = cache.report();
@@ -63,7 +64,15 @@ pub fn run(args: &CacheArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         }
         CacheAction::Prune => {
             let removed = cache.prune(args.to.unwrap_or(0), |version| is_chosen(&version.url));
-            write_report(args, &removed.into(), out)
+            let failure = removed.failure.as_ref().map(|(path, error)| {
+                CommandError::new(
+                    EXIT_FAILED,
+                    format!("{}: cannot be removed: {error}", path.display()),
+                    "check who may write to the folder of the cache, and that its disk is writable",
+                )
+            });
+            write_report(args, &removed.into(), out)?;
+            failure.map_or(Ok(()), Err)
         }
         CacheAction::Verify => verify(&cache, args, &is_chosen, out),
     }
@@ -88,10 +97,27 @@ fn open() -> Result<DiskCache, CommandError> {
     })
 }
 
+/// What stands for a query string in the URLs of the cache.
+const QUERY_MARK: &str = "?…";
+
+/// The one form of a URL that the user chose, without a query string.
+fn parse_url(path: &Path) -> Result<String, CommandError> {
+    let text = path.to_str().unwrap_or_default();
+    let url = SourceUrl::parse(Path::new(text.strip_suffix(QUERY_MARK).unwrap_or(text)));
+    match url {
+        Some(Ok(url)) => Ok(SourceUrl { query: None, ..url }.to_string()),
+        Some(Err(error)) => Err(CommandError::new(EXIT_USAGE, error, error.remedy())),
+        None => Err(CommandError::new(
+            EXIT_USAGE,
+            "an argument is no URL of a store",
+            "give URLs as `ckptfs cache ls` prints them",
+        )),
+    }
+}
+
 /// Whether a URL is the chosen one or lies beneath it.
-fn is_beneath(url: &str, chosen: &Path) -> bool {
-    let chosen = chosen.to_string_lossy();
-    let rest = url.strip_prefix(chosen.trim_end_matches('/'));
+fn is_beneath(url: &str, chosen: &str) -> bool {
+    let rest = url.strip_suffix(QUERY_MARK).unwrap_or(url).strip_prefix(chosen);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
@@ -190,8 +216,22 @@ mod tests {
 
     #[test]
     fn a_url_chooses_itself_and_what_lies_beneath() {
-        let chosen = |url: &str| is_beneath(url, Path::new("s3://b/m/"));
-        assert!(chosen("s3://b/m") && chosen("s3://b/m/x"));
-        assert!(!chosen("s3://b/model") && !chosen("s3://b"));
+        for form in ["s3://b/m", "s3://b/m/", "S3://b/m", "s3:/b/m"] {
+            let chosen = |url: &str| is_beneath(url, &parse_url(Path::new(form)).unwrap());
+            assert!(chosen("s3://b/m") && chosen("s3://b/m/x"));
+            assert!(!chosen("s3://b/model") && !chosen("s3://b"));
+        }
+        for form in ["https://h/a%20b?@q", "https://h/a b", "https://h/a b?…"] {
+            let chosen = |url: &str| is_beneath(url, &parse_url(Path::new(form)).unwrap());
+            assert!(chosen("https://h/a%20b?…") && chosen("https://h/a%20b"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_and_not_shown() {
+        for text in ["models", "https://me:secret@h/a", "https://h/a?secret", "ftp://secret@h"] {
+            let error = parse_url(Path::new(text)).unwrap_err();
+            assert!(!error.whole_message().contains("secret"), "{text}");
+        }
     }
 }

@@ -60,12 +60,14 @@ pub struct CacheReport {
 }
 
 /// Blocks that were removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct RemovedBlocks {
     /// The number of blocks.
     pub count: usize,
     /// Bytes that they took on the disk.
     pub bytes: u64,
+    /// The first block that could not be removed, and why.
+    pub failure: Option<(PathBuf, io::Error)>,
 }
 
 /// The caches of this process.
@@ -257,7 +259,8 @@ impl DiskCache {
             if removed.bytes >= bytes {
                 break;
             }
-            if remove_block(&block.path).is_err() {
+            if let Err(error) = remove_block(&block.path) {
+                removed.failure.get_or_insert_with(|| (block.path.clone(), error));
                 continue;
             }
             // A deleted file takes space while it is open.
@@ -289,7 +292,7 @@ impl DiskCache {
         }
     }
 
-    /// Reports all objects, sorted by URL.
+    /// Reports all objects that have blocks, sorted by URL.
     pub fn report(&self) -> Vec<CacheReport> {
         let report = |folder: &ObjectFolder| {
             let (version, _) = folder.version()?;
@@ -297,7 +300,7 @@ impl DiskCache {
                 version,
                 cached_bytes: folder.covered_bytes(),
                 disk_bytes: folder.disk_bytes(),
-                used: folder.blocks.iter().map(|block| block.used.0).max().unwrap_or(0),
+                used: folder.blocks.iter().map(|block| block.used.0).max()?,
             })
         };
         let mut reports: Vec<_> = object_folders(&self.folder).iter().filter_map(report).collect();

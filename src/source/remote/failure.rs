@@ -92,6 +92,16 @@ pub enum TransportError {
 }
 
 impl TransportError {
+    /// The error of a request that another host redirected to this one.
+    pub fn after_redirect_to(self, host: &str) -> TransportError {
+        match self {
+            TransportError::Connection(message) => {
+                TransportError::Connection(format!("{host}, to which it redirects: {message}"))
+            }
+            other => other,
+        }
+    }
+
     /// The failure that the reader handles.
     pub fn to_failure(&self) -> StoreFailure {
         StoreFailure::Permanent(match self {

@@ -185,6 +185,7 @@ impl HttpService for Transport {
         }
         let mut headers = parts.headers;
         let mut rule = self.rule;
+        let mut is_redirected = false;
         for _ in 0..=MAX_REDIRECT_COUNT {
             if url.scheme() == "http" && !self.allow_http {
                 return Err(TransportError::PlainHttp.into());
@@ -198,7 +199,11 @@ impl HttpService for Transport {
                 .request(parts.method.clone(), url.clone())
                 .headers(headers.clone())
                 .body(body.clone());
-            let answer = send(request, &url, self.answer_timeout()).await?;
+            let answer = send(request, &url, self.answer_timeout()).await;
+            let answer = answer.map_err(|error| match is_redirected {
+                true => error.after_redirect_to(url.host_str().unwrap_or_default()),
+                false => error,
+            })?;
             self.has_answered.store(true, Relaxed);
             let status = answer.status();
             check_status(status, answer.headers())?;
@@ -225,6 +230,7 @@ impl HttpService for Transport {
                             rule = AddressRule::Public;
                         }
                     }
+                    is_redirected |= url.host_str() != target.host_str();
                     url = target;
                     continue;
                 }

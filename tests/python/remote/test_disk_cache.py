@@ -327,6 +327,10 @@ def test_a_read_only_cache_is_read(ckptfs, store, models, small_disk, tmp_path):
     check_same(exported(ckptfs, f"{url}/dcp", tmp_path), expected)
     assert store.stats["bytes"] < FEW_BYTES
     check_same(exported(ckptfs, f"{url}/sharded", tmp_path), exported(ckptfs, f"{url}/sharded", tmp_path, "--no-cache"))
+    # Only from there is nothing removed.
+    pruned = ckptfs("cache", "prune", f"{url}/dcp")
+    assert pruned.code == FAILED and "0 blocks removed" in pruned.stdout
+    assert "cannot be removed: Read-only file system" in pruned.stderr
 
 
 def test_a_cache_that_is_removed_while_in_use_is_made_anew(mounts, ckptfs, store, models, cache, tmp_path):
@@ -452,7 +456,8 @@ def test_the_cache_is_listed_and_pruned(ckptfs, store, models, cache, tmp_path):
     urls = [one["url"] for one in listed]
     assert urls == sorted(urls) and f"{url}/sharded/model-00001-of-00003.safetensors" in urls
     assert all(one["cached_bytes"] <= one["bytes"] <= one["disk_bytes"] + one["bytes"] for one in listed)
-    assert ckptfs("cache", "prune", f"{url}/sharded").code == DONE
+    # In any form of the URL.
+    assert ckptfs("cache", "prune", f"{url}/sharded/".replace("s3://", "S3:/")).code == DONE
     left = [one["url"] for one in ckptfs("cache", "ls", "--json").json()]
     assert left and all(one.startswith(f"{url}/dcp/") for one in left)
     assert ckptfs("cache", "prune").code == DONE

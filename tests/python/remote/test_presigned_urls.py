@@ -151,6 +151,10 @@ def test_the_query_is_shown_and_kept_nowhere(ckptfs, mounts, web, presigned, tmp
     kept = [kept.read_bytes() for kept in (tmp_path / "cache").rglob("*") if kept.is_file()]
     assert kept and len(texts[0]) > 1000
     assert not any(SECRET in text for text in texts) and not any(SECRET.encode() in data for data in kept)
+    # Its entry in the cache is chosen by any of these.
+    for form in (f"{url}?@{file}", url, f"{url}?…"):
+        [entry] = json.loads(subprocess.check_output([find_binary(), "cache", "ls", "--json", form], timeout=60))
+        assert entry["url"] == f"{url}?…"
     # Another query of the same object is the same object, also in the cache.
     query = new_query()
     web.queries = {query}

@@ -171,6 +171,15 @@ def test_a_redirect_to_another_host_has_no_credentials(ckptfs, store, models, tm
         other.end()
 
 
+def test_a_redirect_to_a_host_that_is_away_names_it(ckptfs, store, models, monkeypatch):
+    _, url, _ = models
+    monkeypatch.setenv("CKPTFS_OUTAGE_TIMEOUT", "1")
+    # Nothing listens there.
+    store.fault(path="/models/sharded/", redirect_to="http://localhost:9")
+    failed = ckptfs("inspect", f"{url}/sharded/model-00001-of-00003.safetensors")
+    assert failed.code == FAILED and "localhost, to which it redirects: Connection refused" in failed.stderr
+
+
 def test_a_redirect_without_end_is_refused(ckptfs, store, models):
     _, url, _ = models
     store.fault(path="/models/sharded/", redirect_to=store.address)

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import ckptfs as package
@@ -92,6 +93,24 @@ def test_a_signal_does_not_wait_for_a_store(store, many_small, tmp_path, command
         assert running.wait(20) == FAILED
         assert "stopped before" in running.stderr.read()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_ends_a_fetch_of_python(cache, store, many_small):
+    store.put("stuck/pytorch_model.bin", many_small.read_bytes())
+    store.fault(path="/stuck/", method="GET", stall_after=100_000, stall_every=1)
+    code = "import ckptfs; ckptfs.fetch('s3://bucket/stuck')"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as running:
+        until("it fetches", lambda: store.stats["most_at_once"] >= 4)
+        running.send_signal(signal.SIGINT)
+        # The store would be waited for three times as long.
+        assert running.wait(20) == -signal.SIGINT
+        assert "KeyboardInterrupt" in running.stderr.read()
+
+
+@pytest.mark.parametrize("path, says", [("nowhere", "no such file or directory"), ("hf://org/model", "hf download org/model")])
+def test_a_fetch_of_what_is_in_no_store_says_so(ckptfs, path, says):
+    refused = ckptfs("fetch", path)
+    assert refused.code == FAILED and says in refused.stderr
 
 
 @pytest.mark.parametrize("model", MODELS)

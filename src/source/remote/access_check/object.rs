@@ -122,7 +122,11 @@ fn judge_listing(
     if object_count + directory_count == 0 && named.is_none() {
         return Err(AccessStep::failure("listing", StoreFailure::Missing));
     }
-    let says = format!("allowed: {object_count} objects and {directory_count} directories");
+    let says = format!(
+        "allowed: {object_count} object{} and {directory_count} director{}",
+        if object_count == 1 { "" } else { "s" },
+        if directory_count == 1 { "y" } else { "ies" },
+    );
     let largest = objects.into_iter().filter(|(_, version)| version.size > 0);
     let largest = largest.max_by_key(|(_, version)| version.size).map(|(name, version)| {
         let slash = if directory.is_empty() { "" } else { "/" };
