@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
 
-use super::url::{HUB_HOSTS, is_source_url};
+use super::url::{HIDDEN_QUERY, HUB_HOSTS, is_source_url};
 
 /// What names a model that is not on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub fn shown_missing_path(path: &Path) -> Cow<'_, str> {
         return text;
     }
     let (url, query) = match text.find(['?', '#']) {
-        Some(at) => (&text[..at], "?…"),
+        Some(at) => (&text[..at], HIDDEN_QUERY),
         None => (&*text, ""),
     };
     let host_start =

@@ -65,6 +65,6 @@ pub use root::{Root, is_directory, split_parent};
 pub use settled::{is_past_clock_step, is_settled};
 pub use store::{DirEntry, LinkPolicy, PreferredRequests, REMOTE_GAP_BYTES, ResolvedPath, Storage};
 pub use url::{
-    QuerySource, SourceUrl, StoreKind, UrlError, absolute_path, is_source_url, reads_stdin,
-    shown_path,
+    HIDDEN_QUERY, QuerySource, SourceUrl, StoreKind, UrlError, absolute_path, is_source_url,
+    reads_stdin, shown_path,
 };

@@ -41,6 +41,9 @@ const ENCODED_CHARACTERS: AsciiSet = CONTROLS.add(b' ').add(b'%').add(b'?').add(
 /// The two addresses of the Hugging Face hub, as they stand in URLs. Its pages are no files.
 pub const HUB_HOSTS: [&str; 2] = ["huggingface.co", "hf.co"];
 
+/// What stands for a query string where a URL is shown.
+pub const HIDDEN_QUERY: &str = "?…";
+
 /// What stands between a URL and the file that has its query string.
 const QUERY_FILE_MARK: &[u8] = b"?@";
 
@@ -185,7 +188,7 @@ pub fn shown_path(path: &Path) -> Cow<'_, Path> {
     match bytes.iter().position(|byte| matches!(byte, b'?' | b'#')) {
         Some(at) if split_scheme(path).is_some() => {
             let mut shown = OsStr::from_bytes(&bytes[..at]).to_owned();
-            shown.push("?…");
+            shown.push(HIDDEN_QUERY);
             Cow::Owned(shown.into())
         }
         _ => Cow::Borrowed(path),
@@ -272,7 +275,7 @@ impl fmt::Display for SourceUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SourceUrl { kind, scheme, host, key, query } = self;
         let slash = if key.is_empty() { "" } else { "/" };
-        let mark = if query.is_some() { "?…" } else { "" };
+        let mark = if query.is_some() { HIDDEN_QUERY } else { "" };
         match kind {
             StoreKind::Http => {
                 let key = utf8_percent_encode(key, &ENCODED_CHARACTERS);

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::source::{CacheReport, DiskCache, RemoteOptions, SourceUrl};
+use crate::source::{CacheReport, DiskCache, HIDDEN_QUERY, RemoteOptions, SourceUrl};
 
 use crate::cli::args::{CacheAction, CacheArgs};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
@@ -68,7 +68,7 @@ pub fn run(args: &CacheArgs, out: &mut dyn Write) -> Result<(), CommandError> {
                 CommandError::new(
                     EXIT_FAILED,
                     format!("{}: cannot be removed: {error}", path.display()),
-                    "check who may write to the folder of the cache, and that its disk is writable",
+                    "check that you may write to the folder of the cache, and that its disk is writable",
                 )
             });
             write_report(args, &removed.into(), out)?;
@@ -97,13 +97,10 @@ fn open() -> Result<DiskCache, CommandError> {
     })
 }
 
-/// What stands for a query string in the URLs of the cache.
-const QUERY_MARK: &str = "?…";
-
 /// The one form of a URL that the user chose, without a query string.
 fn parse_url(path: &Path) -> Result<String, CommandError> {
     let text = path.to_str().unwrap_or_default();
-    let url = SourceUrl::parse(Path::new(text.strip_suffix(QUERY_MARK).unwrap_or(text)));
+    let url = SourceUrl::parse(Path::new(text.strip_suffix(HIDDEN_QUERY).unwrap_or(text)));
     match url {
         Some(Ok(url)) => Ok(SourceUrl { query: None, ..url }.to_string()),
         Some(Err(error)) => Err(CommandError::new(EXIT_USAGE, error, error.remedy())),
@@ -117,7 +114,7 @@ fn parse_url(path: &Path) -> Result<String, CommandError> {
 
 /// Whether a URL is the chosen one or lies beneath it.
 fn is_beneath(url: &str, chosen: &str) -> bool {
-    let rest = url.strip_suffix(QUERY_MARK).unwrap_or(url).strip_prefix(chosen);
+    let rest = url.strip_suffix(HIDDEN_QUERY).unwrap_or(url).strip_prefix(chosen);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
