@@ -49,7 +49,7 @@ impl<T> DerefMut for ForkSafeGuard<'_, T> {
 }
 
 /// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.
-#[cfg(any(feature = "mount", test))]
+#[cfg(any(feature = "mount", feature = "remote", test))]
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -133,6 +133,8 @@ impl Cache {
 
     /// Serves reads of an open virtual file, until the last clone of the result is dropped.
     pub fn open(&self, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
+        // Readers have copies in blocks, and in pages of the mount.
+        reader.origins().files().for_each(|file| file.drop_written_pages());
         let file_id = self.file_count.fetch_add(1, Ordering::Relaxed);
         let file = Arc::clone(reader.virtual_file());
         let is_patched = file.origins().iter().any(|origin| origin.patched().is_some());

@@ -253,6 +253,11 @@ impl OpenFile {
         self.handle.bypass_disk_cache();
     }
 
+    /// Has the page cache drop what later reads keep in the cache on disk, once the disk has it.
+    pub fn drop_written_pages(&self) {
+        self.handle.drop_written_pages();
+    }
+
     /// Reads the whole file. The caller has checked its size.
     pub fn read_whole(&self) -> Result<FileBytes, SourceError> {
         let Some(len) = usize::try_from(self.size()).ok().filter(|&len| len > 0) else {

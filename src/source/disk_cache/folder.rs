@@ -22,6 +22,7 @@ use super::checksums::{CHECKSUMS_NAME, ObjectChecksums};
 use super::ledger::{RoomDecision, SpaceLedger, SpaceReservation};
 use super::limits::{CacheOptions, CacheShortage, DiskLimits, SpaceUse};
 use super::manifest::{CachedVersion, MANIFEST_NAME, ObjectId};
+use super::page_dropper::PageDropper;
 use super::usage::{BlockFile, ObjectFolder, object_folders};
 
 /// Maximum blocks that stay open for random readers. Each takes one or two descriptors.
@@ -44,6 +45,7 @@ pub struct DiskCache {
     open_blocks: Mutex<LruCache<BlockKey, BlockSlot>>,
     ledger: SpaceLedger,
     paused_until: Mutex<Option<Instant>>,
+    page_dropper: PageDropper,
 }
 
 /// An object, and its cached bytes.
@@ -109,6 +111,7 @@ impl DiskCache {
             ledger: SpaceLedger::new(limits),
             open_blocks: Mutex::new(LruCache::new(MAX_OPEN_BLOCKS)),
             paused_until: Mutex::default(),
+            page_dropper: PageDropper::default(),
         })
     }
 
@@ -162,6 +165,11 @@ impl DiskCache {
         let file = TempFile::create(folder, Some(MANIFEST_NAME.as_ref()), Mode::RUSR | Mode::WUSR)?;
         file.file().write_all(&text)?;
         file.take(&folder.join(MANIFEST_NAME), true)
+    }
+
+    /// Has the page cache drop a whole block once the disk has it.
+    pub(super) fn drop_pages(&self, block: PathBuf) {
+        self.page_dropper.drop_pages(block);
     }
 
     /// Pauses writes. Reads go on.

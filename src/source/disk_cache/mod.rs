@@ -15,6 +15,7 @@ mod ledger;
 mod limits;
 mod manifest;
 mod object;
+mod page_dropper;
 mod usage;
 
 pub use folder::{CacheReport, DiskCache, RemovedBlocks};

@@ -36,6 +36,8 @@ pub struct CachedObject {
     checksums: ObjectChecksums,
     blocks: Mutex<KnownBlocks>,
     has_manifest: AtomicBool,
+    /// Whether the page cache drops new blocks once the disk has them.
+    drops_pages: AtomicBool,
 }
 
 /// The blocks of the last listing, by their start, and those that were written since.
@@ -51,8 +53,13 @@ impl CachedObject {
         let id = version.id();
         let folder = cache.object_folder(&id);
         let checksums = ObjectChecksums::new(id, &folder);
-        let (blocks, has_manifest) = Default::default();
-        CachedObject { cache, id, version, folder, checksums, blocks, has_manifest }
+        let (blocks, has_manifest, drops_pages) = Default::default();
+        CachedObject { cache, id, version, folder, checksums, blocks, has_manifest, drops_pages }
+    }
+
+    /// Has the page cache drop each new block once the disk has it.
+    pub fn drop_written_pages(&self) {
+        self.drops_pages.store(true, Relaxed);
     }
 
     /// Fills the targets from the cached blocks of a range. Returns the missing ranges in which targets lie.
@@ -172,9 +179,13 @@ impl CachedObject {
         room.commit(writer.len() + BLOCK_OVERHEAD_BYTES);
         match writer.finish(&self.folder, &self.checksums) {
             Ok(block) => {
+                let path = self.folder.join(block.to_string());
                 // An older file of this name may be open.
-                self.cache.forget_block(&self.folder.join(block.to_string()));
+                self.cache.forget_block(&path);
                 lock_holding_forks(&self.blocks).by_start.insert(block.range.start, block);
+                if self.drops_pages.load(Relaxed) {
+                    self.cache.drop_pages(path);
+                }
             }
             // The folder was removed in between: this block is lost, and the next one creates it anew.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -282,6 +282,10 @@ impl FileHandle for RemoteFile {
         self.bypasses_cache.store(true, Relaxed);
     }
 
+    fn drop_written_pages(&self) {
+        self.cached.iter().for_each(CachedObject::drop_written_pages);
+    }
+
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
         let available = self.version.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let out = &mut buf[..available];

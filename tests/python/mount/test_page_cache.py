@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mounts import until
+from page_cache import evict, of_page_cache
 from samples import numbers, write_shards
 
 MIB = 1 << 20
@@ -21,22 +22,6 @@ CACHED_BYTES = 4 * MIB
 
 # Pages at the edges of reads, and those that tell a file's format.
 EDGE_BYTES = MIB
-
-
-def of_page_cache(paths):
-    told = subprocess.run(
-        ["fincore", "--bytes", "--noheadings", "--raw", "--output", "RES", *map(str, paths)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return sum(map(int, told.stdout.split()))
-
-
-def evict(paths):
-    for path in paths:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    until("its pages are gone", lambda: of_page_cache(paths) == 0)
 
 
 @pytest.fixture
