@@ -133,8 +133,8 @@ impl Cache {
 
     /// Serves reads of an open virtual file, until the last clone of the result is dropped.
     pub fn open(&self, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
-        // Readers have copies in blocks, and in pages of the mount.
-        reader.origins().files().for_each(|file| file.drop_written_pages());
+        // The bytes are also in this cache, and in the pages of the mounted file.
+        reader.origins().files().for_each(|file| file.keep_blocks_out_of_page_cache());
         let file_id = self.file_count.fetch_add(1, Ordering::Relaxed);
         let file = Arc::clone(reader.virtual_file());
         let is_patched = file.origins().iter().any(|origin| origin.patched().is_some());

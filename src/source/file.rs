@@ -253,9 +253,9 @@ impl OpenFile {
         self.handle.bypass_disk_cache();
     }
 
-    /// Has the page cache drop what later reads keep in the cache on disk, once the disk has it.
-    pub fn drop_written_pages(&self) {
-        self.handle.drop_written_pages();
+    /// Drops what later reads add to the cache on disk from the page cache, after its writeback.
+    pub fn keep_blocks_out_of_page_cache(&self) {
+        self.handle.keep_blocks_out_of_page_cache();
     }
 
     /// Reads the whole file. The caller has checked its size.

@@ -199,8 +199,8 @@ pub trait FileHandle: fmt::Debug + Send + Sync {
     /// Has later reads pass the cache on disk by.
     fn bypass_disk_cache(&self) {}
 
-    /// Has the page cache drop what later reads keep in the cache on disk, once the disk has it.
-    fn drop_written_pages(&self) {}
+    /// Drops what later reads add to the cache on disk from the page cache, after its writeback.
+    fn keep_blocks_out_of_page_cache(&self) {}
 
     /// Announces that all of a range will be read soon.
     fn advise_will_need(&self, _range: Range<u64>) {}

@@ -45,7 +45,7 @@ pub struct DiskCache {
     open_blocks: Mutex<LruCache<BlockKey, BlockSlot>>,
     ledger: SpaceLedger,
     paused_until: Mutex<Option<Instant>>,
-    page_dropper: PageDropper,
+    pub(super) page_dropper: PageDropper,
 }
 
 /// An object, and its cached bytes.
@@ -165,11 +165,6 @@ impl DiskCache {
         let file = TempFile::create(folder, Some(MANIFEST_NAME.as_ref()), Mode::RUSR | Mode::WUSR)?;
         file.file().write_all(&text)?;
         file.take(&folder.join(MANIFEST_NAME), true)
-    }
-
-    /// Has the page cache drop a whole block once the disk has it.
-    pub(super) fn drop_pages(&self, block: PathBuf) {
-        self.page_dropper.drop_pages(block);
     }
 
     /// Pauses writes. Reads go on.

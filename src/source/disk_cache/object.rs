@@ -36,8 +36,8 @@ pub struct CachedObject {
     checksums: ObjectChecksums,
     blocks: Mutex<KnownBlocks>,
     has_manifest: AtomicBool,
-    /// Whether the page cache drops new blocks once the disk has them.
-    drops_pages: AtomicBool,
+    /// Whether new blocks are dropped from the page cache after their writeback.
+    keeps_out_of_page_cache: AtomicBool,
 }
 
 /// The blocks of the last listing, by their start, and those that were written since.
@@ -53,13 +53,22 @@ impl CachedObject {
         let id = version.id();
         let folder = cache.object_folder(&id);
         let checksums = ObjectChecksums::new(id, &folder);
-        let (blocks, has_manifest, drops_pages) = Default::default();
-        CachedObject { cache, id, version, folder, checksums, blocks, has_manifest, drops_pages }
+        let (blocks, has_manifest, keeps_out_of_page_cache) = Default::default();
+        CachedObject {
+            cache,
+            id,
+            version,
+            folder,
+            checksums,
+            blocks,
+            has_manifest,
+            keeps_out_of_page_cache,
+        }
     }
 
-    /// Has the page cache drop each new block once the disk has it.
-    pub fn drop_written_pages(&self) {
-        self.drops_pages.store(true, Relaxed);
+    /// Drops new blocks from the page cache after their writeback.
+    pub fn keep_out_of_page_cache(&self) {
+        self.keeps_out_of_page_cache.store(true, Relaxed);
     }
 
     /// Fills the targets from the cached blocks of a range. Returns the missing ranges in which targets lie.
@@ -183,8 +192,8 @@ impl CachedObject {
                 // An older file of this name may be open.
                 self.cache.forget_block(&path);
                 lock_holding_forks(&self.blocks).by_start.insert(block.range.start, block);
-                if self.drops_pages.load(Relaxed) {
-                    self.cache.drop_pages(path);
+                if self.keeps_out_of_page_cache.load(Relaxed) {
+                    self.cache.page_dropper.queue(path);
                 }
             }
             // The folder was removed in between: this block is lost, and the next one creates it anew.

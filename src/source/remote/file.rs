@@ -282,8 +282,8 @@ impl FileHandle for RemoteFile {
         self.bypasses_cache.store(true, Relaxed);
     }
 
-    fn drop_written_pages(&self) {
-        self.cached.iter().for_each(CachedObject::drop_written_pages);
+    fn keep_blocks_out_of_page_cache(&self) {
+        self.cached.iter().for_each(CachedObject::keep_out_of_page_cache);
     }
 
     fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {

@@ -1,4 +1,4 @@
-"""What of files the page cache has."""
+"""Counts and evicts the pages of files in the page cache."""
 
 import os
 import subprocess
@@ -6,12 +6,12 @@ import subprocess
 from mounts import until
 
 
-def of_page_cache(paths):
-    told = subprocess.run(
+def cached_bytes(paths):
+    output = subprocess.run(
         ["fincore", "--bytes", "--noheadings", "--raw", "--output", "RES", *map(str, paths)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    return sum(map(int, told.stdout.split()))
+    return sum(map(int, output.stdout.split()))
 
 
 def evict(paths):
@@ -19,4 +19,4 @@ def evict(paths):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    until("its pages are gone", lambda: of_page_cache(paths) == 0)
+    until("its pages are gone", lambda: cached_bytes(paths) == 0)

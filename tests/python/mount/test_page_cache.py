@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mounts import until
-from page_cache import evict, of_page_cache
+from page_cache import evict, cached_bytes
 from samples import numbers, write_shards
 
 MIB = 1 << 20
@@ -95,10 +95,10 @@ def reads_once(mounts, point, virtual_file, sources, keeps_virtual_file=True):
         read(sources[0], range(CACHED_BYTES))
         mount = mounts(point)
         assert len((mount / virtual_file).read_bytes()) > 64 * MIB
-        until("no more of it is there", lambda: of_page_cache(sources) <= CACHED_BYTES + EDGE_BYTES)
-        virtual_file_bytes = of_page_cache([mount / virtual_file]) if keeps_virtual_file else 32 * MIB
+        until("no more of it is there", lambda: cached_bytes(sources) <= CACHED_BYTES + EDGE_BYTES)
+        virtual_file_bytes = cached_bytes([mount / virtual_file]) if keeps_virtual_file else 32 * MIB
         mount.unmount()
-        return of_page_cache(sources) >= CACHED_BYTES and virtual_file_bytes >= 32 * MIB
+        return cached_bytes(sources) >= CACHED_BYTES and virtual_file_bytes >= 32 * MIB
 
     kept(attempt)
 
@@ -137,7 +137,7 @@ def test_reads_without_buffers_are_evicted_at_once(mounts, shards):
     evict(sources(shards))
     mount = mounts(shards, "--memory", "16M")
     virtual_file = reads_at_random(mount / "llama/model.safetensors", 32, 1024, MIB)
-    until("hardly any of it is there", lambda: of_page_cache(sources(shards)) <= 4 * MIB)
+    until("hardly any of it is there", lambda: cached_bytes(sources(shards)) <= 4 * MIB)
     os.close(virtual_file)
 
 
@@ -147,7 +147,7 @@ def test_small_remote_reads_are_evicted_at_once(mounts, shards, length):
     evict(sources(between.point))
     virtual_file = reads_at_random(mounts(between.point) / "llama/model.safetensors", 1, 64, length)
     # And no readahead of it stays.
-    until("hardly any of it is there", lambda: of_page_cache(sources(between.point)) <= 2 * MIB)
+    until("hardly any of it is there", lambda: cached_bytes(sources(between.point)) <= 2 * MIB)
     os.close(virtual_file)
 
 
@@ -157,7 +157,7 @@ def test_a_mix_of_gathered_and_plain_tensors_leaves_nothing(mounts, mixed):
     mount = mounts(between.point, "--memory", "64M")
     os.close(reads_at_random(mount / "loose/mixed.safetensors", 8, 40, MIB))
     until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
-    until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGE_BYTES)
+    until("nothing of it is there", lambda: cached_bytes(sources(between.point)) <= EDGE_BYTES)
 
 
 def test_later_reads_of_others_stay_cached(mounts, shards):
@@ -171,10 +171,10 @@ def test_later_reads_of_others_stay_cached(mounts, shards):
             virtual_file.read(MIB)
             read(path, range(16 * MIB, 24 * MIB))
             virtual_file.read()
-            there = of_page_cache([path])
+            there = cached_bytes([path])
         until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
         mount.unmount()
-        return min(there, of_page_cache([path])) >= 8 * MIB
+        return min(there, cached_bytes([path])) >= 8 * MIB
 
     kept(attempt)
 
@@ -183,9 +183,9 @@ def test_files_of_an_overlay_stay_cached(mounts, strided, overlay):
     (source,) = sources(strided)
     mount = mounts(overlay(strided))
     source.read_bytes()
-    before = of_page_cache([source])
+    before = cached_bytes([source])
     assert before >= 64 * MIB
     with open(mount / "loose/turned.safetensors", "rb") as file:
         assert len(file.read()) > 64 * MIB
     until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
-    assert of_page_cache([source]) >= before // 2
+    assert cached_bytes([source]) >= before // 2

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from compare import check_same
 from mounts import until
-from page_cache import of_page_cache
+from page_cache import cached_bytes
 from program import DONE, FAILED, find_binary
 from stores import SECRET
 
@@ -247,18 +247,18 @@ def test_two_mounts_fill_one_cache(mounts, ckptfs, store, models, cache, tmp_pat
     assert whole.code == DONE and whole.json()["blocks"] > 0
 
 
-def test_the_page_cache_drops_what_a_mount_keeps_on_disk(mounts, store, cache, tmp_path, monkeypatch):
+def test_blocks_that_a_mount_adds_are_dropped_from_the_page_cache(mounts, store, cache, tmp_path, monkeypatch):
     store_tensor(store, "dropped/model.safetensors", 1, tmp_path, length=5 << 20)
     size = (tmp_path / "t.safetensors").stat().st_size
     mount = mounts("s3://bucket/dropped")
     assert (mount / "model.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes()
     assert sum(path.stat().st_size for path in blocks(cache)) >= size
-    # Not what was fetched to find the header.
-    until("its pages are gone", lambda: of_page_cache(blocks(cache)) <= FEW_BYTES)
-    # Loads through no mount would read the disk again.
+    # The block that was fetched before the file was opened stays.
+    until("its pages are gone", lambda: cached_bytes(blocks(cache)) <= FEW_BYTES)
+    # A load without a mount keeps its blocks cached for the next one.
     monkeypatch.setenv("CKPTFS_CACHE_DIR", str(tmp_path / "loaded"))
     assert load_file("s3://bucket/dropped")["t"].unique().tolist() == [1]
-    assert of_page_cache(blocks(tmp_path / "loaded")) > size / 2
+    assert cached_bytes(blocks(tmp_path / "loaded")) > size / 2
 
 
 def test_a_full_disk_ends_what_is_kept_and_no_read(ckptfs, store, models, small_disk, tmp_path):
