@@ -116,16 +116,19 @@ fn threads_get_the_right_bytes_with_any_memory() {
     }
 }
 
+fn open_cast(path: &Path, steps: &str) -> Arc<VirtualFileReader> {
+    let transform = Transform::parse_json(steps, path).expect("valid");
+    let checkpoint = checkpoint::open(path, &ParseOptions::default()).expect("readable");
+    let cast = transform.apply(checkpoint, Vec::new()).expect("casts that exist");
+    let cast = VirtualFile::new(cast).expect("a virtual file");
+    Arc::new(VirtualFileReader::open(&Arc::new(cast)).expect("unchanged"))
+}
+
 /// Runs that are cast are read past the page cache, as plain ones are. Of byte-swapped ones only the bytes are compared.
 #[test]
 fn converted_runs_are_read_past_the_page_cache() {
     for ((_directory, path), steps, dtype) in samples::cast_samples() {
-        let transform = Transform::parse_json(&steps, &path).expect("valid");
-        let checkpoint = checkpoint::open(&path, &ParseOptions::default()).expect("readable");
-        let cast = transform.apply(checkpoint, Vec::new()).expect("casts that exist");
-        let cast = VirtualFile::new(cast).expect("a virtual file");
-        let cast = VirtualFileReader::open(&Arc::new(cast)).expect("unchanged");
-        let direct_bytes = [Arc::new(cast), open(&path)].map(|reader| {
+        let direct_bytes = [open_cast(&path, &steps), open(&path)].map(|reader| {
             let whole = common::whole(&reader);
             evict(&reader);
             let cache = cache(256 << 20);
@@ -204,6 +207,23 @@ fn a_small_jump_reads_its_own_range_and_no_block() {
     assert_eq!(answer.expect("bytes"), whole[at..at + 30_000]);
     let counters = cache.counters();
     assert!(counters.direct_bytes + counters.buffered_bytes < 40_000, "{counters:?}");
+}
+
+/// Integers of one byte become four bytes, and then eight.
+#[test]
+fn a_small_jump_in_a_cast_reads_what_its_block_is_made_of() {
+    for (((_directory, path), steps, _), factor) in samples::cast_samples().zip([4, 8]) {
+        let reader = open_cast(&path, &steps);
+        let whole = common::whole(&reader);
+        evict(&reader);
+        let cache = cache(64 << 20);
+        let served = cache.open(reader);
+        let at = 2 * MIB + 5000;
+        assert!(read(&served, at, 4096).expect("readable") == whole[at..at + 4096]);
+        let counters = cache.counters();
+        let read = counters.direct_bytes + counters.buffered_bytes;
+        assert!(read <= (MIB / factor + 4096) as u64, "{counters:?}");
+    }
 }
 
 #[test]

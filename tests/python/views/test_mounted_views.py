@@ -1,6 +1,7 @@
 """What a mount shows of a recipe: as export and the loader make it, and as torch does."""
 
 import json
+import os
 import time
 
 import torch
@@ -8,6 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import ckptfs as package
 from ckptfs.torch import load_file as load
+
+from program import FAILED
 
 RECIPE = """
 [[file]]
@@ -64,6 +67,9 @@ def test_files_with_equal_headers_have_their_own_bytes(mounts, tmp_path):
         assert_equal(load(source / name, views=recipe), expected)
     headers = [(mountpoint / name / "model.safetensors").read_bytes()[:64] for name in parts]
     assert headers[0] == headers[1]
+    # The layout names the order that a mount remembers.
+    for attribute in ("user.ckptfs.layout", "user.ckptfs.identity"):
+        assert len({os.getxattr(mountpoint / name / "model.safetensors", attribute) for name in parts}) == 2, attribute
 
 
 def test_the_longest_path_that_a_given_one_ends_with_is_meant(mounts, tmp_path):
@@ -100,6 +106,21 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     assert_equal(load(source / "llama-bf16", views=recipe), expected)
     out = ckptfs.export(source / "llama-bf16/model.safetensors", tmp_path / "x.safetensors", "--views", recipe)
     assert out.read_bytes() == shown.read_bytes()
+    listed = ckptfs("ls", "-r", "--json", "--views", recipe, source).json()
+    [entries] = [folder["entries"] for folder in listed if folder["path"] == "llama-bf16"]
+    [file] = [entry for entry in entries if entry["kind"] == "virtual_file"]
+    assert file["name"] == "model.safetensors" and file["size"] == shown.stat().st_size
+    assert file["virtual_file"]["from"] == ["llama"] and file["virtual_file"]["tensors"] == len(expected)
+    path = source / "llama-bf16/model.safetensors"
+    inspected = ckptfs("inspect", "--json", "--views", recipe, path).json()
+    names = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    assert {one["name"]: (one["dtype"], one["shape"]) for one in inspected["tensors"]} == {
+        name: (names[tensor.dtype], list(tensor.shape)) for name, tensor in expected.items()
+    }
+    verified = ckptfs("verify", "--json", "--views", recipe, path).json()
+    assert verified["tensors"] == len(expected) and verified["bytes"] == shown.stat().st_size
+    assert ckptfs("verify", "--views", recipe, path, "--against", out).code == 0
+    assert ckptfs("verify", "--views", recipe, path, "--against", source / "llama").code == FAILED
     assert as_json == {
         "path": "llama-bf16/model.safetensors", "from": ["llama"], "dtypes": {"BF16": 4, "F32": 1}, "tensors": 5,
         "bytes": shown.stat().st_size, "notes": [],
@@ -120,7 +141,8 @@ def test_a_recipe_that_changes_shows_and_a_wrong_one_is_explained(mounts, ckptfs
     recipe.write_text(file.format("bfloat16"))
     mountpoint = mounts(source, "--views", recipe)
     shown = mountpoint / "one/x.safetensors"
-    before = shown.stat().st_size
+    before = ckptfs.export(source / "one/x.safetensors", tmp_path / "x.safetensors", "--views", recipe).read_bytes()
+    assert shown.stat().st_size == len(before)
 
     def wait_until(is_so):
         end = time.monotonic() + 30
@@ -130,11 +152,11 @@ def test_a_recipe_that_changes_shows_and_a_wrong_one_is_explained(mounts, ckptfs
 
     with shown.open("rb") as kept:
         recipe.write_text(file.format("float64"))
-        wait_until(lambda: shown.stat().st_size > before)
+        wait_until(lambda: shown.stat().st_size > len(before))
         assert {one.dtype for one in load_file(shown).values()} == {torch.float64}
         recipe.write_text(file.format("float65"))
         wait_until(lambda: not shown.exists())
-        assert len(kept.read()) == before
+        assert kept.read() == before
     assert "float65" in ckptfs("ls", "--views", recipe, source).stderr
     assert "float65" in ckptfs("status").stdout
     recipe.write_text(file.format("float16"))

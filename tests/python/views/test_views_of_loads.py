@@ -1,5 +1,7 @@
 """Recipes given to a load: by every call of the package, of files and of mounts; and the options of `ckptfs export`."""
 
+from pathlib import Path
+
 import ckptfs as package
 import numpy as np
 import pytest
@@ -80,6 +82,18 @@ def test_a_recipe_shows_the_same_by_mount_and_by_load(mounts, source, tmp_path):
         again = {"cast": [{"tensors": "*.w", "to": "float8_e5m2"}]}
         twice = {name: one.to(torch.float8_e5m2) if name.endswith("w") else one for name, one in expected.items()}
         check_same(load_file(f"{mount}/half", views=again), twice)
+
+
+def test_a_package_mount_reads_a_recipe_in_the_source_only_on_request(source, tmp_path):
+    folder, expected = source
+    (folder / ".ckptfs.toml").write_text(
+        '[[file]]\npath = "x.safetensors"\nfrom = ["model.bin"]\ncast = [{ tensors = "*", to = "float64" }]\n'
+    )
+    (tmp_path / "mnt").mkdir()
+    with package.mount(folder, tmp_path / "mnt", views="auto") as mount:
+        assert {one.dtype for one in load_file(f"{mount}/x.safetensors").values()} == {torch.float64}
+    with package.mount(folder, tmp_path / "mnt") as mount:
+        assert not Path(f"{mount}/x.safetensors").exists()
 
 
 def test_export_takes_steps_as_options(ckptfs, source, tmp_path):
