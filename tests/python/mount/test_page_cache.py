@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mounts import until
-from page_cache import evict, cached_bytes
+from page_cache import cached_bytes, evict
 from samples import numbers, write_shards
 
 MIB = 1 << 20

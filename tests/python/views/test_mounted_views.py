@@ -106,21 +106,6 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     assert_equal(load(source / "llama-bf16", views=recipe), expected)
     out = ckptfs.export(source / "llama-bf16/model.safetensors", tmp_path / "x.safetensors", "--views", recipe)
     assert out.read_bytes() == shown.read_bytes()
-    listed = ckptfs("ls", "-r", "--json", "--views", recipe, source).json()
-    [entries] = [folder["entries"] for folder in listed if folder["path"] == "llama-bf16"]
-    [file] = [entry for entry in entries if entry["kind"] == "virtual_file"]
-    assert file["name"] == "model.safetensors" and file["size"] == shown.stat().st_size
-    assert file["virtual_file"]["from"] == ["llama"] and file["virtual_file"]["tensors"] == len(expected)
-    path = source / "llama-bf16/model.safetensors"
-    inspected = ckptfs("inspect", "--json", "--views", recipe, path).json()
-    names = {torch.bfloat16: "BF16", torch.float32: "F32"}
-    assert {one["name"]: (one["dtype"], one["shape"]) for one in inspected["tensors"]} == {
-        name: (names[tensor.dtype], list(tensor.shape)) for name, tensor in expected.items()
-    }
-    verified = ckptfs("verify", "--json", "--views", recipe, path).json()
-    assert verified["tensors"] == len(expected) and verified["bytes"] == shown.stat().st_size
-    assert ckptfs("verify", "--views", recipe, path, "--against", out).code == 0
-    assert ckptfs("verify", "--views", recipe, path, "--against", source / "llama").code == FAILED
     assert as_json == {
         "path": "llama-bf16/model.safetensors", "from": ["llama"], "dtypes": {"BF16": 4, "F32": 1}, "tensors": 5,
         "bytes": shown.stat().st_size, "notes": [],
@@ -132,6 +117,29 @@ def test_mount_loader_export_and_torch_agree(mounts, ckptfs, tmp_path):
     ]  # fmt: skip
     assert (mountpoint / "llama-bf16/tokenizer.json").read_text() == "{}"
     assert (mountpoint / "llama/config.json").read_text() == (source / "llama/config.json").read_text()
+
+
+def test_the_command_line_opens_what_a_recipe_shows(ckptfs, tmp_path):
+    source, recipe = tmp_path / "models", tmp_path / "views.toml"
+    expected = write_source(source)
+    recipe.write_text(RECIPE)
+    path = source / "llama-bf16/model.safetensors"
+    out = ckptfs.export(path, tmp_path / "x.safetensors", "--views", recipe)
+    size = out.stat().st_size
+    listed = ckptfs("ls", "-r", "--json", "--views", recipe, source).json()
+    [entries] = [folder["entries"] for folder in listed if folder["path"] == "llama-bf16"]
+    [file] = [entry for entry in entries if entry["kind"] == "virtual_file"]
+    assert file["name"] == "model.safetensors" and file["size"] == size
+    assert file["virtual_file"]["from"] == ["llama"] and file["virtual_file"]["tensors"] == len(expected)
+    inspected = ckptfs("inspect", "--json", "--views", recipe, path).json()
+    names = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    assert {one["name"]: (one["dtype"], one["shape"]) for one in inspected["tensors"]} == {
+        name: (names[tensor.dtype], list(tensor.shape)) for name, tensor in expected.items()
+    }
+    verified = ckptfs("verify", "--json", "--views", recipe, path).json()
+    assert verified["tensors"] == len(expected) and verified["bytes"] == size
+    assert ckptfs("verify", "--views", recipe, path, "--against", out).code == 0
+    assert ckptfs("verify", "--views", recipe, path, "--against", source / "llama").code == FAILED
 
 
 def test_a_recipe_that_changes_shows_and_a_wrong_one_is_explained(mounts, ckptfs, tmp_path):
