@@ -72,7 +72,7 @@ impl CachedFile {
             return reply.send(Ok(header));
         }
         self.prefetcher.record(&range);
-        let plan = plan_read(self.virtual_file(), &range, &self.filler.strided);
+        let plan = plan_read(self.virtual_file(), &range, &self.filler.layout);
         let hits = plan
             .as_ref()
             .and_then(|plan| self.filler.blocks.lookup(self.filler.file_id, &plan.ranges));
@@ -305,7 +305,7 @@ impl CachedFile {
 
     /// Submits fills for the bytes of a range that no block holds or will hold.
     fn prefetch_blocks(self: &Arc<Self>, range: Range<u64>, priority: FillPriority) {
-        let ranges = plan_prefetch(self.virtual_file(), range, &self.filler.strided);
+        let ranges = plan_prefetch(self.virtual_file(), range, &self.filler.layout);
         let ids = self.filler.blocks.reserve(self.filler.file_id, &ranges);
         let mut rest = &ids[..];
         // A short range is fetched by several requests, too: a reader may be close behind.

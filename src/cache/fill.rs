@@ -17,7 +17,7 @@ use super::block::table::BlockTable;
 use super::counters::AtomicCounters;
 use super::error::CacheError;
 use super::io::source::{FileSources, block_range};
-use super::plan::{StridedBlocks, buffer_size, is_strided, plan_window};
+use super::plan::{BlockLayout, buffer_size, is_strided, plan_window};
 
 /// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
 const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
@@ -43,8 +43,8 @@ pub struct BlockFiller {
     pub blocks: Arc<BlockTable>,
     pub sources: FileSources,
     pub counters: Arc<AtomicCounters>,
-    /// The blocks of strided tensors.
-    pub strided: StridedBlocks,
+    /// How its sources are divided into blocks.
+    pub layout: BlockLayout,
     /// Held while a job claims the blocks of a window, so that no other job claims some of them.
     window_claims: Mutex<()>,
 }
@@ -61,9 +61,9 @@ impl BlockFiller {
         let virtual_file = sources.virtual_file();
         let max_window_bytes = blocks.memory_limit() / WINDOW_MEMORY_DIVISOR;
         let max_window_bytes = sources.reader().is_remote().then_some(max_window_bytes);
-        let strided = StridedBlocks::new(strided_size, virtual_file, max_window_bytes);
+        let layout = BlockLayout::new(strided_size, virtual_file, max_window_bytes);
         let window_claims = Mutex::default();
-        BlockFiller { file_id, blocks, sources, counters, strided, window_claims }
+        BlockFiller { file_id, blocks, sources, counters, layout, window_claims }
     }
 
     fn virtual_file(&self) -> &Arc<VirtualFile> {
@@ -170,8 +170,8 @@ impl FillJob {
     /// The blocks of the window that this one lies in, if they are to be filled together.
     fn window(&self) -> Option<Vec<SourceRange>> {
         let BlockSource::Tensor(index) = self.id.source else { return None };
-        let BlockFiller { sources, strided, .. } = &*self.file;
-        plan_window(sources.virtual_file(), index, self.id.start, strided)
+        let BlockFiller { sources, layout, .. } = &*self.file;
+        plan_window(sources.virtual_file(), index, self.id.start, layout)
     }
 
     /// Fills the block and all others of its window, each part of a source fetched once.
@@ -204,7 +204,7 @@ impl FillJob {
     /// Claims the blocks of a window that a reader waits for, and takes their buffers from other blocks if it must.
     fn claim_needed_window(mut self, window: &[SourceRange]) -> Option<ClaimedWindow> {
         let file = Arc::clone(&self.file);
-        let BlockFiller { blocks, strided, .. } = &*file;
+        let BlockFiller { blocks, layout, .. } = &*file;
         let claims = lock(&file.window_claims);
         let id = self.id;
         if !blocks.claim(id) {
@@ -212,7 +212,7 @@ impl FillJob {
             return None;
         }
         self.state = FillState::Claimed;
-        let Some(buffer) = blocks.take_buffer(strided.size) else {
+        let Some(buffer) = blocks.take_buffer(layout.strided_size) else {
             drop(claims);
             self.run_without_buffer();
             return None;
@@ -221,7 +221,7 @@ impl FillJob {
         for id in blocks.reserve_unclaimed(file.file_id, window) {
             // Without a buffer, the block is left to the reads that request it.
             let fill = file.new_fill(id, FillPriority::Prefetch);
-            let Some(buffer) = blocks.take_buffer(strided.size) else { continue };
+            let Some(buffer) = blocks.take_buffer(layout.strided_size) else { continue };
             fill.push_claimed(buffer, &mut claimed);
         }
         Some(claimed)
@@ -235,7 +235,7 @@ impl FillJob {
         max_requests: usize,
     ) -> Option<(ClaimedWindow, Vec<Buffer>)> {
         let file = Arc::clone(&self.file);
-        let BlockFiller { blocks, strided, .. } = &*file;
+        let BlockFiller { blocks, layout, .. } = &*file;
         let _claims = lock(&file.window_claims);
         if !blocks.is_unclaimed(self.id) {
             self.state = FillState::Done;
@@ -248,7 +248,8 @@ impl FillJob {
             others.map(|id| file.new_fill(id, FillPriority::Prefetch)).collect();
         let fills: Vec<FillJob> = std::iter::once(self).chain(others).collect();
         let take = |size| blocks.take_unneeded_buffer(size);
-        let buffers: Option<Vec<Buffer>> = fills.iter().map(|_| take(strided.size)).collect();
+        let buffers: Option<Vec<Buffer>> =
+            fills.iter().map(|_| take(layout.strided_size)).collect();
         let buffers = buffers?;
         let scratch = std::iter::from_fn(|| take(BufferSize::Large));
         let scratch: Vec<Buffer> = scratch.take(max_requests).collect();
@@ -338,7 +339,7 @@ impl FillJob {
         if !is_needed && sources.is_in_page_cache(id) {
             return None;
         }
-        let size = buffer_size(file.virtual_file(), id.source, &file.strided);
+        let size = buffer_size(file.virtual_file(), id.source, &file.layout);
         let spare = match !is_needed && file.is_strided_in_store(id) {
             true => Some(blocks.take_unneeded_buffer(size)?),
             false => None,

@@ -21,6 +21,7 @@ mod fill;
 mod io;
 mod plan;
 mod prefetch;
+mod used_ranges;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use crate::virtual_file::{Segment, SegmentSource, VirtualFile, interleaved_tenso
 
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
 use super::block::pool::BufferSize;
+use super::used_ranges::UsedRanges;
 
 /// Longer ranges of a file are read exactly as requested: the kernel reads on from there, and requests no byte twice.
 /// Shorter ones are read with what surrounds them, since small tensors share a block.
@@ -20,6 +21,10 @@ const EXACT_BLOCK_MIN_BYTES: u64 = 256 << 10;
 /// Ranges prefetched at once. A longer list is of tiny tensors that must each be gathered: the rest waits for its
 /// reader.
 const MAX_PREFETCH_RANGES: usize = 128;
+
+/// Shorter used ranges of a file on this machine are not prefetched. A request of 1 MiB has more of them than one read may
+/// use blocks. It is read segment by segment, and would read again what their blocks hold.
+const MIN_PREFETCHED_BYTES: u64 = 128 << 10;
 
 /// A random read of at most this much reads exactly that. Random reads of 4 KiB took six times as long where each
 /// read a block. Larger ones are what the kernel requests for streams.
@@ -51,28 +56,40 @@ impl ReadPlan {
     }
 }
 
-/// How the strided tensors of a virtual file are divided.
-pub struct StridedBlocks {
-    /// The buffers of their blocks.
-    pub size: BufferSize,
-    /// The window of each tensor, once it is known. Empty for sources on this machine.
+/// How the sources of a virtual file are divided into blocks.
+pub struct BlockLayout {
+    /// The buffers of the blocks of strided tensors.
+    pub strided_size: BufferSize,
+    /// The window of each strided tensor, once it is known. Empty for sources on this machine.
     windows: Box<[OnceLock<u64>]>,
     max_window_bytes: u64,
+    used_ranges: UsedRanges,
+    min_prefetched_bytes: u64,
 }
 
-impl StridedBlocks {
-    /// Divides tensors into blocks. Those in stores may need windows of several blocks.
-    pub fn new(size: BufferSize, file: &VirtualFile, max_window_bytes: Option<u64>) -> Self {
+impl BlockLayout {
+    /// Strided tensors in stores may need windows of several blocks.
+    pub fn new(
+        strided_size: BufferSize,
+        file: &VirtualFile,
+        max_window_bytes: Option<u64>,
+    ) -> Self {
         let count = max_window_bytes.map_or(0, |_| file.tensors().len());
         let windows = (0..count).map(|_| OnceLock::new()).collect();
-        StridedBlocks { size, windows, max_window_bytes: max_window_bytes.unwrap_or(0) }
+        BlockLayout {
+            strided_size,
+            windows,
+            max_window_bytes: max_window_bytes.unwrap_or(0),
+            used_ranges: UsedRanges::of(file),
+            min_prefetched_bytes: if max_window_bytes.is_some() { 0 } else { MIN_PREFETCHED_BYTES },
+        }
     }
 
     /// The bytes of a tensor whose blocks are to be filled together. `None` if a block alone fetches no more from a store
     /// than its share.
     pub fn window(&self, file: &VirtualFile, tensor: u32) -> Option<u64> {
         let tensor = tensor as usize;
-        let block_bytes = self.size.bytes() as u64;
+        let block_bytes = self.strided_size.bytes() as u64;
         let plan = || window_bytes(&file.tensors()[tensor], block_bytes, self.max_window_bytes);
         let window = *self.windows.get(tensor)?.get_or_init(plan);
         (window > block_bytes).then_some(window)
@@ -86,7 +103,7 @@ impl StridedBlocks {
             return alone;
         }
         let all = interleaved_tensors(file.tensors(), tensor);
-        let block_bytes = self.size.bytes() as u64;
+        let block_bytes = self.strided_size.bytes() as u64;
         let buffer_bytes = |tensor: &Tensor| tensor.bytes.len().next_multiple_of(block_bytes);
         let needed: u64 = file.tensors()[all.clone()].iter().map(buffer_bytes).sum();
         if needed <= self.max_window_bytes { all } else { alone }
@@ -94,15 +111,11 @@ impl StridedBlocks {
 }
 
 /// Plans a read; `None` if it lies in more blocks than one read may use.
-pub fn plan_read(
-    file: &VirtualFile,
-    range: &Range<u64>,
-    strided: &StridedBlocks,
-) -> Option<ReadPlan> {
+pub fn plan_read(file: &VirtualFile, range: &Range<u64>, layout: &BlockLayout) -> Option<ReadPlan> {
     let (mut plan, mut blocks) = (ReadPlan::default(), Vec::new());
     for segment in file.segments(range.clone()) {
         let reply_offset = (segment.range.start - range.start) as usize;
-        let Some((sizes, bytes)) = locate(file, &segment, strided) else {
+        let Some((sizes, bytes)) = locate(file, &segment, layout) else {
             plan.in_memory.push((reply_offset, segment.range));
             continue;
         };
@@ -124,11 +137,16 @@ pub fn plan_read(
 pub fn plan_prefetch(
     file: &VirtualFile,
     range: Range<u64>,
-    strided: &StridedBlocks,
+    layout: &BlockLayout,
 ) -> Vec<SourceRange> {
     let mut ranges: Vec<SourceRange> = Vec::new();
     for segment in file.segments(range) {
-        let Some((sizes, bytes)) = locate(file, &segment, strided) else { continue };
+        let Some((sizes, bytes)) = locate(file, &segment, layout) else { continue };
+        if matches!(sizes.source, BlockSource::File(_))
+            && sizes.used.end - sizes.used.start < layout.min_prefetched_bytes
+        {
+            continue;
+        }
         for part in sizes.split(bytes, 0) {
             if let Some(last) = ranges.last_mut()
                 && (last.source, &last.block_bounds) == (part.source, &part.block_bounds)
@@ -151,26 +169,26 @@ pub fn plan_window(
     file: &VirtualFile,
     tensor: u32,
     at: u64,
-    strided: &StridedBlocks,
+    layout: &BlockLayout,
 ) -> Option<Vec<SourceRange>> {
-    let all = strided.interleaved(file, tensor);
+    let all = layout.interleaved(file, tensor);
     if all.len() > 1 {
         let blocks = |tensor: usize| {
-            let sizes = BlockSizes::of_tensor(file, tensor as u32, strided);
-            sizes.split(0..sizes.source_bytes, 0).collect::<Vec<_>>()
+            let sizes = BlockSizes::of_tensor(file, tensor as u32, layout);
+            sizes.split(sizes.used.clone(), 0).collect::<Vec<_>>()
         };
         return Some(all.flat_map(blocks).collect());
     }
-    let window_bytes = strided.window(file, tensor)?;
-    let sizes = BlockSizes::of_tensor(file, tensor, strided);
+    let window_bytes = layout.window(file, tensor)?;
+    let sizes = BlockSizes::of_tensor(file, tensor, layout);
     let start = at / window_bytes * window_bytes;
-    let window = start..start.saturating_add(window_bytes).min(sizes.source_bytes);
+    let window = start..start.saturating_add(window_bytes).min(sizes.used.end);
     Some(sizes.split(window, 0).collect())
 }
 
 /// The size of the buffers that hold blocks of a source.
-pub fn buffer_size(file: &VirtualFile, source: BlockSource, strided: &StridedBlocks) -> BufferSize {
-    if is_strided(file, source) { strided.size } else { BufferSize::Small }
+pub fn buffer_size(file: &VirtualFile, source: BlockSource, layout: &BlockLayout) -> BufferSize {
+    if is_strided(file, source) { layout.strided_size } else { BufferSize::Small }
 }
 
 /// Whether a source is a strided tensor.
@@ -185,68 +203,69 @@ pub fn is_strided(file: &VirtualFile, source: BlockSource) -> bool {
 fn locate(
     file: &VirtualFile,
     segment: &Segment,
-    strided: &StridedBlocks,
+    layout: &BlockLayout,
 ) -> Option<(BlockSizes, Range<u64>)> {
-    let (sizes, offset) = match segment.bytes {
-        SegmentSource::Header(_) => return None,
+    let len = segment.range.end - segment.range.start;
+    match segment.bytes {
+        SegmentSource::Header(_) => None,
         SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
-            Origin::File(file) => (BlockSizes::of_file(origin.0, file.identity().size), offset),
-            Origin::Patched(patched) => (BlockSizes::of_file(origin.0, patched.len()), offset),
-            Origin::Memory(_) => return None,
+            Origin::File(_) | Origin::Patched(_) => {
+                let bytes = offset..offset + len;
+                let used = layout.used_ranges.around(origin.0, &bytes);
+                Some((BlockSizes::of_file(origin.0, used), bytes))
+            }
+            Origin::Memory(_) => None,
         },
         SegmentSource::Tensor { index, offset } => {
-            (BlockSizes::of_tensor(file, index as u32, strided), offset)
+            Some((BlockSizes::of_tensor(file, index as u32, layout), offset..offset + len))
         }
-    };
-    let len = segment.range.end - segment.range.start;
-    Some((sizes, offset..offset + len))
+    }
 }
 
 /// How a source is divided into blocks.
 struct BlockSizes {
     source: BlockSource,
-    source_bytes: u64,
+    /// The bytes that the virtual file uses: blocks hold no others.
+    used: Range<u64>,
     max_block_bytes: u64,
     /// No block leads out of a window of this length.
     window_bytes: u64,
 }
 
 impl BlockSizes {
-    fn of_file(origin: u32, source_bytes: u64) -> BlockSizes {
+    fn of_file(origin: u32, used: Range<u64>) -> BlockSizes {
         BlockSizes {
             source: BlockSource::File(origin),
-            source_bytes,
+            used,
             max_block_bytes: BufferSize::Small.bytes() as u64,
             window_bytes: u64::MAX,
         }
     }
 
-    fn of_tensor(file: &VirtualFile, tensor: u32, strided: &StridedBlocks) -> BlockSizes {
+    fn of_tensor(file: &VirtualFile, tensor: u32, layout: &BlockLayout) -> BlockSizes {
         let source = BlockSource::Tensor(tensor);
         BlockSizes {
             source,
-            source_bytes: file.tensors()[tensor as usize].bytes.len(),
-            max_block_bytes: buffer_size(file, source, strided).bytes() as u64,
-            window_bytes: strided.window(file, tensor).unwrap_or(u64::MAX),
+            used: 0..file.tensors()[tensor as usize].bytes.len(),
+            max_block_bytes: buffer_size(file, source, layout).bytes() as u64,
+            window_bytes: layout.window(file, tensor).unwrap_or(u64::MAX),
         }
     }
 
-    /// Splits a range into parts of one block each. Exact blocks begin with the range, others at multiples of their size.
+    /// Splits a range into parts of one block each. Exact blocks begin with the range, others at multiples of their size
+    /// from the beginning of the used bytes.
     fn split(&self, bytes: Range<u64>, reply_offset: usize) -> impl Iterator<Item = SourceRange> {
-        let BlockSizes { source, source_bytes, max_block_bytes, window_bytes } = *self;
+        let BlockSizes { source, ref used, max_block_bytes, window_bytes } = *self;
         let is_exact = matches!(source, BlockSource::File(_))
             && bytes.end - bytes.start >= EXACT_BLOCK_MIN_BYTES;
+        let bounds = if is_exact { bytes.clone() } else { used.clone() };
         let windows = bytes.start / window_bytes..=bytes.end.saturating_sub(1) / window_bytes;
         windows.flat_map(move |window| {
             let start = window * window_bytes;
-            let (phase, bounds) = if is_exact {
-                (0, bytes.clone())
-            } else {
-                let end = start.saturating_add(window_bytes).min(source_bytes);
-                (bytes.start.saturating_sub(start), start..end)
-            };
+            let bounds = intersection(&(start..start.saturating_add(window_bytes)), &bounds);
             let offset = bytes.start;
             let bytes = intersection(&bytes, &bounds);
+            let phase = bytes.start.saturating_sub(bounds.start);
             split_at_phase(bytes.clone(), max_block_bytes, phase).map(move |block| {
                 let block_bounds = intersection(&block, &bounds);
                 let part = intersection(&bytes, &block_bounds);

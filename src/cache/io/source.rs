@@ -14,6 +14,7 @@ use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
+use crate::cache::used_ranges::MAX_GAP_BYTES;
 use crate::checkpoint::{ByteRun, ConvertedRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
@@ -366,7 +367,11 @@ impl FileSources {
         if segments.len() > MAX_EVICTED_SEGMENTS {
             let _retained: Vec<_> =
                 segments.iter().flat_map(|segment| self.retain_pages(segment)).collect();
-            self.reader.read_at(out, range.start)?;
+            if self.reader.is_remote() {
+                self.reader.read_at(out, range.start)?;
+            } else {
+                self.read_many_segments(&segments, range, out)?;
+            }
         } else {
             for segment in &segments {
                 let out = part_of(out, range, &segment.range);
@@ -379,6 +384,40 @@ impl FileSources {
             }
         }
         self.counters.buffered_bytes.fetch_add(out.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// Fills `out` from many segments through the page cache. What lies around them is not read ahead: it may be of no use.
+    fn read_many_segments(
+        &self,
+        segments: &[Segment],
+        range: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), CacheError> {
+        let runs = segments.iter().filter_map(|segment| match segment.bytes {
+            SegmentSource::Run { origin, offset } => {
+                Some((origin, offset..offset + (segment.range.end - segment.range.start)))
+            }
+            SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
+        });
+        for (origin, run) in join_near_runs(runs) {
+            if let Some(file) = self.file(origin) {
+                file.open_file().advise_will_need(run);
+            }
+        }
+        for segment in segments {
+            let out = part_of(out, range, &segment.range);
+            let file = match segment.bytes {
+                SegmentSource::Run { origin, offset } => {
+                    self.file(origin).map(|file| (file, offset))
+                }
+                SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
+            };
+            match file {
+                Some((file, offset)) => file.read_without_readahead(out, offset)?,
+                None => drop(self.reader.read_at(out, segment.range.start)?),
+            }
+        }
         Ok(())
     }
 
@@ -562,6 +601,25 @@ impl OriginReader {
         let (file, guard) = self.file.as_ref()?;
         Some(guard.retain(file.open_file(), range))
     }
+}
+
+/// Joins consecutive runs of an origin over small gaps.
+fn join_near_runs(
+    runs: impl Iterator<Item = (OriginId, Range<u64>)>,
+) -> Vec<(OriginId, Range<u64>)> {
+    let mut joined: Vec<(OriginId, Range<u64>)> = Vec::new();
+    for (origin, run) in runs {
+        match joined.last_mut() {
+            Some((last_origin, last))
+                if *last_origin == origin
+                    && (last.start..=last.end + MAX_GAP_BYTES).contains(&run.start) =>
+            {
+                last.end = last.end.max(run.end);
+            }
+            _ => joined.push((origin, run)),
+        }
+    }
+    joined
 }
 
 /// The range of an aligned buffer that a block fills.
