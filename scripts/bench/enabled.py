@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 import venv
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from bench.results import Results
 
 # How often an interpreter is started.
 STARTS_COUNT = 200
+
+# With safetensors, the loader is imported if there is a mount.
+IMPORT, IMPORTS_COUNT = "import safetensors.torch", 20
 
 
 class Environment:
@@ -66,7 +70,9 @@ def measure_loads(measuring, folder, plain, enabled):
         prepare = partial(measuring.warm, source)
 
         def time_side(python, path, source=None, request=request, warm_up=warm_up, prepare=prepare):
-            timing, result = measuring.run(request, path, warm_up, source=source, prepare=prepare, python=python)
+            # As users have it, the mount is there before the program starts.
+            with measuring.mounted(source) if source else nullcontext():
+                timing, result = measuring.run(request, path, warm_up, prepare=prepare, python=python)
             return timing["seconds"], result
 
         sides = {"plain": partial(time_side, plain.python, source)}
@@ -77,16 +83,16 @@ def measure_loads(measuring, folder, plain, enabled):
         yield title, measuring.compare(sides)
 
 
-def measure_starts(plain, enabled):
-    """Seconds that an interpreter takes to start and end."""
+def measure_starts(plain, enabled, program, count):
+    """Seconds that an interpreter takes to start, run a program and end."""
     sides = {"plain": plain.python, "enabled": enabled.python}
 
     def measure_side(name):
         start = time.perf_counter()
-        subprocess.run([sides[name], "-c", "pass"], check=True)
+        subprocess.run([sides[name], "-c", program], check=True)
         return time.perf_counter() - start
 
-    return alternate(list(sides), measure_side, STARTS_COUNT)
+    return alternate(list(sides), measure_side, count)
 
 
 def main(*names):
@@ -98,8 +104,12 @@ def main(*names):
             enabled = Environment(measuring.folder / "enabled").enable()
             if name == "start":
                 row = f"Python {sys.version.split()[0]}, `-c pass`, {STARTS_COUNT} starts"
-                results.add("enabled-start", [row], measure_starts(plain, enabled))
+                results.add("enabled-start", [row], measure_starts(plain, enabled, "pass", STARTS_COUNT))
                 continue
             make_models(folder)
+            if name == "alone":
+                with measuring.mounted(folder / "tiny"):
+                    runs = measure_starts(plain, enabled, IMPORT, IMPORTS_COUNT)
+                results.add("enabled-start", [f"`{IMPORT}` while there is a mount, {IMPORTS_COUNT} starts"], runs)
             for title, runs in measure_loads(measuring, folder, plain, enabled):
                 results.add("enabled", [title, name], runs)

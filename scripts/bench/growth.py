@@ -20,10 +20,8 @@ from bench.results import Results
 
 REQUEST_BYTES = 1 << 20
 
-MIN_SHARDS = 2  # A single shard is passed through, and has no virtual file.
-
 TENSORS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-FILES = (2, 10, 100, 1_000)
+FILES = (1, 10, 100, 1_000)
 READERS = (1, 4, 16, 64)
 GIGABYTES = (0.1, 1, 10, 40)
 

@@ -44,7 +44,7 @@ def compare(results, machine, table, loaders, tiny, model):
     size = sum(file.stat().st_size for file in model.iterdir())
     machine.compare(loads(lambda: None, None, digests=True), 1)
     for state, prepare in machine.states(model):
-        runs = machine.compare(loads(prepare, tiny))
+        runs = machine.compare_with_and_without_ballast(loads(prepare, tiny))
         results.add_all(table, state, [
             {name: {**took, "peak": took["peak"] / size} for name, took in run.items()} for run in runs
         ])  # fmt: skip
@@ -52,7 +52,7 @@ def compare(results, machine, table, loaders, tiny, model):
 
 def main():
     results = Results("loader")
-    with machine() as measuring:
+    with machine(has_ballast=False) as measuring:
         model, tiny, pickled, tiny_pickled = (measuring.folder / name for name in ("model", "tiny", "bin", "tiny-bin"))
         write_model(model, uniform(4, 50, 5 << 20))
         write_model(tiny, uniform(2, 2, 1 << 10))

@@ -93,6 +93,14 @@ class Machine:
             yield
         self.ballast = before
 
+    def with_and_without_ballast(self, measure):
+        """The runs that `measure` returns while a ballast holds free memory, and those without. Each says which it is."""
+        runs = []
+        for ballast in (Ballast, NoBallast):
+            with self.with_ballast(ballast()):
+                runs += [run | {"ballast": self.has_ballast} for run in measure()]
+        return runs
+
     @contextmanager
     def mounted(self, source, **options):
         """A mount of its own daemon, whose peak memory is noted."""
@@ -143,6 +151,13 @@ class Machine:
             if "fault" in result:
                 raise SystemExit(f"failed: {result['fault']}")
         return results
+
+    def compare_with_and_without_ballast(self, loads, runs=RUNS):
+        """As `compare`, with the ballast and without. What each call took says which it is."""
+        found = self.with_and_without_ballast(lambda: self.compare(loads, runs))
+        return [
+            {name: took | {"ballast": run["ballast"]} for name, took in run.items() if name != "ballast"} for run in found
+        ]
 
     def compare(self, loads, runs=RUNS):
         """What each of these calls took, run by run. Each returns that and an outcome, equal wherever it is not None."""

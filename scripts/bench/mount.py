@@ -8,6 +8,7 @@ import time
 
 from bench.fixtures import CKPTFS, RUNS, first_byte, alternate, uniform, write_model
 from bench.machine import load, machine
+from bench.memory_ballast import Ballast
 from bench.models import in_process, many_tensors, small_pickle
 from bench.results import Results
 
@@ -81,11 +82,12 @@ class MountComparison:
 
 
 def throughput(results, machine):
-    sides = MountComparison(machine)
-    loads = {title: lambda state, side, way=way: sides.read(way, state, side) for title, way in READS.items()}
-    for title, one in (loads | {"`load_file`, every page touched": sides.load}).items():
+    comparison = MountComparison(machine)
+    loads = {title: lambda state, side, way=way: comparison.read(way, state, side) for title, way in READS.items()}
+    for title, one in (loads | {"`load_file`, every page touched": comparison.load}).items():
         for state in STATES:
-            runs = alternate(["plain", "mount"], lambda side: one(state, side))
+            sides = ["plain", "mount"]
+            runs = machine.with_and_without_ballast(lambda: alternate(sides, lambda side: one(state, side)))
             results.add("mount", [title, state], runs)
 
 
@@ -127,6 +129,8 @@ def large_header(results, machine):
 
 def main():
     results = Results("mount")
-    with machine() as measuring:
-        for measure in (throughput, checkpoints, large_header):
-            measure(results, measuring)
+    with machine(has_ballast=False) as measuring:
+        throughput(results, measuring)
+        with measuring.with_ballast(Ballast()):
+            for measure in (checkpoints, large_header):
+                measure(results, measuring)

@@ -14,7 +14,6 @@ LOADERS = (
 CASES = (
     ("from_pretrained", "transformers, cold", (PLAIN, MOUNT)),
     (".bin", "transformers, .bin, cold", (PLAIN, MOUNT)),
-    ("owned through the mount", "safetensors, copied, cached", (PLAIN, MOUNT)),
     ("owned, cold", "load_file, copied, cold", LOADERS),
     ("owned, cached", "load_file, copied, cached", LOADERS),
 )

@@ -61,8 +61,9 @@ def block(name, rows, said, charts):
     """What stands between the markers. A blank line before a table makes it one."""
     table = TABLES[name]
     lines = [*([said, ""] if said else []), *(table.lines(rows) if rows else ["None."])]
-    if table.chart and rows:
-        lines += ["", f"![{table.chart.title.replace('`', '')}]({charts}/{name}.svg)"]
+    if rows:
+        for file_name, chart in table.charts(name):
+            lines += ["", f"![{chart.title.replace('`', '')}]({charts}/{file_name}.svg)"]
     return "\n".join(lines)
 
 
@@ -99,8 +100,8 @@ def files(page, folder):
     results = results_of(folder)
     rendered = {page: render(page.read_text(), results, folder.name)}
     for name, (rows, _) in results.items():
-        if TABLES[name].chart and rows:
-            rendered[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
+        if rows:
+            rendered |= {folder / f"{file}.svg": chart.svg(rows) for file, chart in TABLES[name].charts(name)}
     measured = [row for name, (rows, _) in results.items() if TABLES[name].part == overview.PART for row in rows]
     if overview_rows := overview.rows_of(measured):
         rendered[folder / f"{overview.NAME}.svg"] = overview.CHART.svg(overview_rows)

@@ -4,7 +4,8 @@ chart."""
 from bench import target_table
 from bench.charts import Chart
 from bench.columns import (
-    PageTable, growth_exponent, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
+    PageTable, beside_ballast, growth_exponent, held, label, maximum, median, numbers, of_runs, promise, ratio_to_first,
+    ratios, speed_of_first, spreads,
 )  # fmt: skip
 
 SPEED = ratios("plain", "mount")
@@ -17,8 +18,7 @@ MOUNT_TARGETS = {
 }
 
 
-def seconds_of(row, rows):
-    return numbers("seconds")(row, rows)
+seconds_of = of_runs(held, numbers("seconds"))
 
 
 def milliseconds_more(row, rows):
@@ -36,9 +36,11 @@ def is_ours(row):
 def loads(title):
     """Loaders beside the first of them, which is ours."""
     columns = (
-        label(title), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
-        median("peak memory", "peak"),
-        spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
+        label(title), label(place=1),
+        *beside_ballast(
+            median("seconds", "seconds"), median("CPU seconds", "cpu"), median("peak memory", "peak"),
+            spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
+        ),
     )  # fmt: skip
     return PageTable("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
@@ -68,8 +70,11 @@ REMOTE_LIMITS = {
 def sizes(title):
     """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
     return PageTable("tensor-sizes", (
-        label(title), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
-        spreads("ratio to the first: median (least to most)", ratio_to_first("seconds")),
+        label(title), label(place=1),
+        *beside_ballast(
+            median("seconds", "seconds"), median("CPU seconds", "cpu"),
+            spreads("ratio to the first: median (least to most)", ratio_to_first("seconds")),
+        ),
     ))  # fmt: skip
 
 
@@ -83,14 +88,15 @@ def growth(title, unit):
         return cell
 
     columns = (
-        label(title), median("seconds", "seconds", 3), ("exponent", exponents("seconds")),
+        label(title), spreads("seconds: median (least to most)", numbers("seconds"), 3), ("exponent", exponents("seconds")),
         median("CPU seconds of the daemon", "cpu"), median("peak memory, MB", "peak", 0, 1e-6),
         ("exponent", exponents("peak")),
     )  # fmt: skip
     chart = Chart(f"{title}: microseconds for each {unit}", lambda row, rows: [
         run["seconds"] / run["count"] * 1e6 for run in row["runs"]
     ])  # fmt: skip
-    return PageTable("growth", columns, chart)
+    memory_chart = Chart(f"{title}: peak memory, MB", numbers("peak", 1e-6))
+    return PageTable("growth", columns, chart, more_charts=(("memory", memory_chart),))
 
 
 def beside_files(title, target, others):
@@ -147,10 +153,13 @@ TABLES = {
         promise("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
     )),
     "mount": PageTable("mount", (
-        label(), label(place=1), median("plain s", "plain"), median("mount s", "mount"),
-        spreads("speed against plain: median (least to most)", SPEED),
+        label(), label(place=1),
+        *beside_ballast(
+            median("plain s", "plain"), median("mount s", "mount"),
+            spreads("speed against plain: median (least to most)", SPEED),
+        ),
         promise("target", MOUNT_TARGETS),
-    ), Chart("speed of the mount relative to the plain file; the mark is 1", SPEED, mark=lambda row: 1)),
+    ), Chart("speed of the mount relative to the plain file; the mark is 1", of_runs(held, SPEED), mark=lambda row: 1)),
     "checkpoints": PageTable("mount", (
         label("checkpoints in the directory"), median("`ckptfs mount` s", "mount", 3),
         median("first byte of one s", "byte", 3), median("listing all s", "listed", 3),
@@ -246,7 +255,8 @@ TABLES = {
     )),
     "enabled-start": PageTable("enabled", (
         label("start of an interpreter"), median("ms", "plain", 2, 1000), median("enabled, ms", "enabled", 2, 1000),
-        spreads("ms more: median (least to most)", milliseconds_more), ("target", lambda row, rows: "2 ms"),
+        spreads("ms more: median (least to most)", milliseconds_more),
+        ("target", lambda row, rows: "2 ms" if row["row"][0].startswith("Python") else ""),
     )),
     "small-files": PageTable("install-overhead", (
         label(), label(place=1),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ckptfs.bench.tables import spread
 
-from bench.columns import label
+from bench.columns import free, held, label, split_by_ballast
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,6 @@ class Target:
 
     def add_unit(self, text):
         return f"{text} {self.unit}" if self.is_absolute else text
-
-
-def held(runs):
-    """Those that were measured while a ballast held free memory."""
-    return [run for run in runs if run.get("ballast", 1)]
-
-
-def free(runs):
-    """Those without."""
-    return [run for run in runs if not run.get("ballast", 1)]
-
-
-def split_by_ballast(runs):
-    """The runs with the ballast and those without, as far as there are any."""
-    return [group for group in (held(runs), free(runs)) if group]
 
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")

@@ -243,10 +243,10 @@ def measure_cached_mount_loads(bench):
         runs = alternate(sides, lambda side, loader=loader: time_two_loads(bench, side, loader))
         for index, suffix in ((0, ""), (1, ", again")):
             yield f"cached, {way}{suffix}", [{side: run[side][index] for side in run} for run in runs]
+        daemons = {"daemon": "mount", "ideal": "ideal", "constant": "constant"}
         yield f"cached, {way}, daemon for 2 GB", [
-            {name: run[side][2] * 2e9 / bench.models.bytes for name, side in (("daemon", "mount"), ("ideal", "ideal"))}
-            for run in runs
-        ]  # fmt: skip
+            {name: run[side][2] * 2e9 / bench.models.bytes for name, side in daemons.items()} for run in runs
+        ]
 
 
 def time_two_loads(bench, side, loader):

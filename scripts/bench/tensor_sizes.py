@@ -26,12 +26,12 @@ def loads(machine, tiny, model, prepare):
 
 def main():
     results = Results("tensor-sizes")
-    with machine() as measuring:
+    with machine(has_ballast=False) as measuring:
         tiny, model = measuring.folder / "tiny", measuring.folder / "model"
         write_model(tiny, uniform(1, 2, 1 << 10))
         for table, counts in COUNTS.items():
             write_model(model, uniform(*counts))
             for state, prepare in measuring.states(model):
-                runs = measuring.compare(loads(measuring, tiny, model, prepare))
+                runs = measuring.compare_with_and_without_ballast(loads(measuring, tiny, model, prepare))
                 results.add_all(table, state, runs)
             shutil.rmtree(model)
