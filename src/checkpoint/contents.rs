@@ -35,6 +35,9 @@ pub struct Checkpoint {
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
     pub metadata: Option<BTreeMap<String, String>>,
+    /// The header of the only file, as it is there, its length first; `None` if the file is not safetensors or there are
+    /// others.
+    pub header: Option<Arc<[u8]>>,
     /// Choices that need no note, in words: only training state was left out, or ranks were joined.
     pub obvious_choices: Vec<String>,
     /// What else was chosen and what was left out, in words.
@@ -65,12 +68,14 @@ impl Checkpoint {
             index_files,
             tensors,
             metadata,
+            header: _,
             obvious_choices,
             notes,
             refused,
             options: _,
             recipe,
         } = other;
+        self.header = None;
         let first_origin = self.origins.len() as u32;
         self.origins.extend(origins.into_iter().map(|mut origin| {
             origin.shift_origins(first_origin);
@@ -131,6 +136,8 @@ pub struct FileContents {
     pub unpacked: Vec<Origin>,
     /// The metadata of the file; `None` if it has none.
     pub metadata: Option<BTreeMap<String, String>>,
+    /// The header as it is in the file; `None` if the file is not safetensors.
+    pub header: Option<Arc<[u8]>>,
     /// Choices that need no note, in words: only training state was left out.
     pub obvious_choices: Vec<String>,
     /// What else was chosen and what was left out, in words.

@@ -64,7 +64,11 @@ pub fn read_shards(
     let read = |shard: &String| {
         let file = OpenFile::open_in_root(root, &directory.join(shard))?;
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
-        let part = read_file(&file, options)?;
+        let mut part = read_file(&file, options)?;
+        if shards.len() > 1 {
+            // Not only when they are joined: the headers of all shards would be in memory until then.
+            part.header = None;
+        }
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
         let too_many = || CheckpointError::TooManyTensors {
             path: path.to_path_buf(),

@@ -118,7 +118,8 @@ fn parse(
             torch::read_legacy(file, options).map_err(|e| torch_error(path, e))?
         }
     };
-    let FileContents { tensors, unpacked, metadata, obvious_choices, notes, refused } = contents;
+    let FileContents { tensors, unpacked, metadata, header, obvious_choices, notes, refused } =
+        contents;
     if tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors { path: path_buf(), limit: MAX_TENSOR_COUNT });
     }
@@ -131,6 +132,7 @@ fn parse(
         index_files: Vec::new(),
         tensors,
         metadata,
+        header,
         obvious_choices,
         notes,
         refused,
@@ -159,6 +161,7 @@ fn read_safetensors(
         tensors: header.tensors,
         unpacked: Vec::new(),
         metadata: header.metadata,
+        header: Some(header.text),
         obvious_choices: Vec::new(),
         notes: Vec::new(),
         refused: Vec::new(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Format, ParseOptions, SelectError};
 use crate::recipe::RecipeFile;
-use crate::source::{FileMetadata, SourceError};
+use crate::source::{FileMetadata, SourceError, SourceFile};
 use crate::threads::lock;
 use crate::virtual_file::{Digest, VirtualFile};
 
@@ -34,6 +34,8 @@ pub struct VirtualFileSummary {
     notes: Vec<String>,
     /// Why a newer version is not shown.
     withheld: Option<Arc<Refusal>>,
+    /// The source file that has all bytes of the virtual file, and no other.
+    unchanged_source: Option<Arc<SourceFile>>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
     virtual_file: Mutex<Weak<VirtualFile>>,
@@ -97,6 +99,7 @@ impl VirtualFileSummary {
             notes,
             withheld: withheld
                 .map(|error| Arc::new(Refusal::new(plan.original_names(), &error.into()))),
+            unchanged_source: file.unchanged_source().cloned(),
             is_settled,
             virtual_file: Mutex::new(Arc::downgrade(&file)),
         })
@@ -216,6 +219,11 @@ impl ShownFile {
     /// A hash of the header.
     pub fn layout_hash(&self) -> Digest {
         self.summary.layout_hash
+    }
+
+    /// The source file that has all bytes of this one, and no other.
+    pub fn unchanged_source(&self) -> Option<&Arc<SourceFile>> {
+        self.summary.unchanged_source.as_ref().filter(|_| !self.is_written())
     }
 
     /// The number of tensors.

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::{DerefMut, Range};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::checkpoint::{
     ByteRun, Checkpoint, Format, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions,
-    Tensor, TensorBytes,
+    Tensor, TensorBytes, header_describes,
 };
 use crate::source::{OpenFile, SourceFile};
+use crate::threads::lock;
 
 use super::digest::Digest;
 use super::error::VirtualFileError;
@@ -20,6 +21,9 @@ use super::store_reads::{interleaved_tensors, read_items, window_bytes};
 
 /// Maximum bytes of data: what a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
+
+/// Bytes of the largest element: every tensor begins at a multiple of its element if the data begins at one of this.
+const MAX_ELEMENT_BYTES: usize = 8;
 
 /// A checkpoint as one virtual safetensors file.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub struct VirtualFile {
     options: ParseOptions,
     /// What was done with the tensors since they were read.
     recipe: Option<Arc<str>>,
+    /// The header of the only source file, until the layout is computed.
+    source_header: Mutex<Option<Arc<[u8]>>>,
     /// Computed at the first use: programs that only load tensors never need it.
     layout: OnceLock<FileLayout>,
     /// Computed once: it is a sum over all tensors, and every open needs it.
@@ -46,8 +52,18 @@ impl VirtualFile {
     /// Lays a checkpoint out. Refuses one with refused entries, unless its options allow a part.
     pub fn new(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
         let source_files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
-        let Checkpoint { path, origins, mut tensors, metadata, refused, options, recipe, .. } =
-            checkpoint;
+        let Checkpoint {
+            path,
+            is_sharded,
+            origins,
+            mut tensors,
+            metadata,
+            header,
+            refused,
+            options,
+            recipe,
+            ..
+        } = checkpoint;
         if !refused.is_empty() && (tensors.is_empty() || !options.allow_partial) {
             return Err(VirtualFileError::from_refused(path, refused, tensors.len()));
         }
@@ -83,6 +99,8 @@ impl VirtualFile {
             source_has_metadata,
             source_has_format,
             options,
+            // A file that is opened by itself gets a header of ours: it is exported to be aligned.
+            source_header: Mutex::new(header.filter(|_| is_sharded || recipe.is_some())),
             recipe,
             layout: OnceLock::new(),
             memory_bytes: OnceLock::new(),
@@ -105,6 +123,7 @@ impl VirtualFile {
             index_files: self.source_files[file_count..].to_vec(),
             tensors: self.tensors.to_vec(),
             metadata,
+            header: None,
             obvious_choices: Vec::new(),
             notes: Vec::new(),
             refused: Vec::new(),
@@ -139,6 +158,7 @@ impl VirtualFile {
             source_has_format: false,
             options: ParseOptions::default(),
             recipe: None,
+            source_header: Mutex::default(),
             layout: layout.into(),
             memory_bytes: OnceLock::new(),
         }
@@ -149,12 +169,37 @@ impl VirtualFile {
         self.header().is_empty()
     }
 
+    /// The source file that has all bytes of this one, in their order, and no other.
+    pub fn unchanged_source(&self) -> Option<&Arc<SourceFile>> {
+        self.origins.first().and_then(Origin::file).filter(|_| self.layout().is_unchanged)
+    }
+
     fn layout(&self) -> &FileLayout {
         self.layout.get_or_init(|| {
             let VirtualFile { tensors, starts, metadata, source_files, options, recipe, .. } = self;
             let recipe = recipe.as_deref();
-            FileLayout::of_tensors(tensors, starts, metadata, source_files, options, recipe)
+            let unchanged =
+                lock(&self.source_header).take().filter(|header| self.is_header_of_this(header));
+            let is_unchanged = unchanged.is_some();
+            let encode = || encode_header(tensors, starts, metadata).map(Arc::from);
+            let header = unchanged.or_else(encode).expect("a longer one was refused");
+            FileLayout::of_tensors(
+                header,
+                is_unchanged,
+                tensors,
+                starts,
+                source_files,
+                options,
+                recipe,
+            )
         })
+    }
+
+    /// Whether the header of a source file would be a header of this file, and all tensors lie behind it.
+    fn is_header_of_this(&self, header: &Arc<[u8]>) -> bool {
+        let [Origin::File(file)] = &*self.origins else { return false };
+        header.len().is_multiple_of(MAX_ELEMENT_BYTES)
+            && header_describes(header, file.identity().size, &self.tensors, &self.metadata)
     }
 
     /// The size in bytes.
@@ -162,7 +207,8 @@ impl VirtualFile {
         self.header_size() + self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Bytes before the data, the eight bytes of the length included: a multiple of 4,096.
+    /// Bytes before the data, the eight bytes of the length included. A multiple of 4,096, unless the header is that of
+    /// the source file.
     pub fn header_size(&self) -> u64 {
         self.header().len() as u64
     }

@@ -23,6 +23,8 @@ const LAYOUT_VERSION: u8 = 3;
 #[derive(Debug)]
 pub struct FileLayout {
     pub header: Arc<[u8]>,
+    /// Whether a source file has all bytes, the header among them, and no other.
+    pub is_unchanged: bool,
     /// The start of each piece in the virtual file.
     piece_starts: Box<[u64]>,
     /// The pieces, parallel to their starts.
@@ -94,30 +96,31 @@ pub enum SegmentSource {
 }
 
 impl FileLayout {
-    /// The layout of sorted tensors. `starts` are their starts in the data, and its end.
+    /// The layout of sorted tensors behind a header. `starts` are their starts in the data, and its end.
     pub fn of_tensors(
+        header: Arc<[u8]>,
+        is_unchanged: bool,
         tensors: &[Tensor],
         starts: &[u64],
-        metadata: &BTreeMap<String, String>,
         source_files: &[Arc<SourceFile>],
         options: &ParseOptions,
         recipe: Option<&str>,
     ) -> FileLayout {
-        let header = encode_header(tensors, starts, metadata).expect("a longer one was refused");
         let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
         let layout_hash = match recipe {
             None => Digest::compute(&header),
             // Of two recipes, equal headers can stand for other bytes.
-            Some(recipe) => Digest::compute(&[&header, recipe.as_bytes()].concat()),
+            Some(recipe) => Digest::compute(&[&*header, recipe.as_bytes()].concat()),
         };
         let identity = identity(layout_hash, source_files, options);
-        FileLayout { header: header.into(), piece_starts, pieces, layout_hash, identity }
+        FileLayout { header, is_unchanged, piece_starts, pieces, layout_hash, identity }
     }
 
     /// The layout of a source file as it is.
     pub fn of_plain_file(file: &Arc<SourceFile>) -> FileLayout {
         let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
-        FileLayout::of_piece(piece, Arc::from([]), std::slice::from_ref(file))
+        let layout = FileLayout::of_piece(piece, Arc::from([]), std::slice::from_ref(file));
+        FileLayout { is_unchanged: true, ..layout }
     }
 
     /// The layout of bytes in memory, all of which are header.
@@ -133,6 +136,7 @@ impl FileLayout {
         let layout_hash = Digest::compute(&header);
         FileLayout {
             header,
+            is_unchanged: false,
             piece_starts: Box::new([0]),
             pieces: Box::new([piece]),
             layout_hash,

@@ -58,6 +58,7 @@ pub fn read_version(
         format: Format::Delta,
         is_sharded: true,
         open_file: None,
+        header: None,
         options: options.clone(),
         ..base
     };

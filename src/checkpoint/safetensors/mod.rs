@@ -10,6 +10,7 @@ mod header_json;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::shell_word::shell_word;
 use crate::source::{ReadAt, SourceError};
@@ -36,6 +37,9 @@ pub fn parse_sharding_info(info: &str) -> Option<BTreeMap<String, Vec<u64>>> {
     let UniqueMap(pieces): UniqueMap<PieceInfo> = serde_json::from_str(info).ok()?;
     Some(pieces.into_iter().map(|(name, piece)| (name, piece.saved_offsets)).collect())
 }
+
+/// Bytes of the length before the JSON.
+const LENGTH_BYTES: usize = 8;
 
 /// The shortest file: an eight-byte length and `{}`.
 const MIN_FILE_BYTES: u64 = 10;
@@ -151,6 +155,8 @@ pub struct Header {
     pub tensors: Vec<Tensor>,
     /// The value of `__metadata__`, if there is one.
     pub metadata: Option<BTreeMap<String, String>>,
+    /// The header as it is in the file, its length first.
+    pub text: Arc<[u8]>,
 }
 
 /// Reads, parses and checks the header of a file.
@@ -162,28 +168,48 @@ pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
     if size < MIN_FILE_BYTES {
         return Err(HeaderError::TooShort { size });
     }
-    let mut len = [0; 8];
+    let mut len = [0; LENGTH_BYTES];
     file.read_exact_at(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
     if len > MAX_HEADER_BYTES {
         return Err(HeaderError::TooLong { len });
     }
-    if len > size - 8 {
+    if len > size - LENGTH_BYTES as u64 {
         return Err(HeaderError::Truncated { len, size });
     }
-    let mut json = vec![0; len as usize];
-    file.read_exact_at(&mut json, 8)?;
-    parse_json(&json, 8 + len, size)
+    let mut text = vec![0; LENGTH_BYTES + len as usize];
+    text[..LENGTH_BYTES].copy_from_slice(&len.to_le_bytes());
+    file.read_exact_at(&mut text[LENGTH_BYTES..], LENGTH_BYTES as u64)?;
+    parse_text(text.into(), size)
 }
 
-fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderError> {
+/// Whether a header, its length first, describes just these tensors in this order, and this metadata, in a file of `size`
+/// bytes. The tensors' bytes must be in origin 0.
+pub fn describes(
+    text: &Arc<[u8]>,
+    size: u64,
+    tensors: &[Tensor],
+    metadata: &BTreeMap<String, String>,
+) -> bool {
+    let key = |tensor: &Tensor| {
+        (tensor.name.clone(), tensor.dtype, tensor.shape.clone(), tensor.bytes.clone())
+    };
+    parse_text(Arc::clone(text), size).is_ok_and(|header| {
+        header.metadata.as_ref() == Some(metadata)
+            && header.tensors.iter().map(key).eq(tensors.iter().map(key))
+    })
+}
+
+/// Parses a header, its length first, of a file of `size` bytes.
+fn parse_text(text: Arc<[u8]>, size: u64) -> Result<Header, HeaderError> {
+    let (json, data_start) = (&text[LENGTH_BYTES..], text.len() as u64);
     // The reference reader requires the brace too: a header cannot be padded in front.
     if json.first() != Some(&b'{') {
         return Err(HeaderError::Json("it does not begin with `{`".to_owned()));
     }
-    let text = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
+    let json = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
     let raw: HeaderJson =
-        serde_json::from_str(text).map_err(|e| HeaderError::Json(e.to_string()))?;
+        serde_json::from_str(json).map_err(|e| HeaderError::Json(e.to_string()))?;
     if let Some((tensor, dtype)) = raw.unknown_dtype {
         let dtype = dtype.chars().take(MAX_DTYPE_CHARACTERS).collect();
         return Err(HeaderError::UnknownDtype { tensor, dtype });
@@ -226,7 +252,8 @@ fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderE
     if previous_end != data {
         return Err(HeaderError::TrailingBytes { extra: data - previous_end });
     }
-    Ok(Header { tensors, metadata: raw.metadata })
+    let metadata = raw.metadata;
+    Ok(Header { tensors, metadata, text })
 }
 
 #[cfg(test)]

@@ -90,6 +90,7 @@ fn locate_tensors(
         tensors,
         unpacked: Vec::new(),
         metadata: None,
+        header: None,
         obvious_choices,
         notes,
         refused,

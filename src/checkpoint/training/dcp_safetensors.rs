@@ -140,6 +140,7 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata,
+        header: None,
         obvious_choices,
         notes,
         refused: Vec::new(),

@@ -111,6 +111,7 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors: joined,
         metadata: None,
+        header: None,
         obvious_choices,
         notes,
         refused,

@@ -53,6 +53,8 @@ pub enum PreparedOpen {
         is_settled: bool,
     },
     Source(OpenFile),
+    /// The source file of a virtual file that has its bytes and no other.
+    UnchangedSource(OpenFile),
 }
 
 /// What the kernel is told of an open.
@@ -144,6 +146,14 @@ impl HandleTable {
     /// Opens an inode, as far as that goes without the kernel.
     pub fn prepare_open(&self, number: u64, inode: &Inode) -> Result<PreparedOpen, ViewError> {
         if let InodeKind::VirtualFile(shown) = &inode.kind {
+            if self.is_passthrough_enabled()
+                && let Some(source) = shown.unchanged_source()
+            {
+                let file = source.open()?;
+                if file.descriptor().is_some() {
+                    return Ok(PreparedOpen::UnchangedSource(file));
+                }
+            }
             let is_settled = shown.is_settled();
             let is_cache_valid = is_settled && !lock(&self.unsettled).contains(&number);
             let file = self.virtual_files.open(number, shown, is_cache_valid)?;
@@ -183,21 +193,46 @@ impl HandleTable {
                 let fresh = (is_settled && !is_cache_valid).then_some(FreshCache::VirtualFile);
                 (HandleContent::VirtualFile(file), is_cache_valid, fresh)
             }
-            PreparedOpen::Source(file) => match self.sources.open(number, inode, file, reply)? {
-                SourceAccess::Backing(backing) => {
-                    let handle = self.add(number, HandleContent::Backing, None);
-                    let flags = NO_FLUSH_FLAG;
-                    return Ok(OpenReply { handle, flags, backing: Some(backing) });
-                }
-                SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
-                    let fresh = fresh_state.map(FreshCache::Source);
-                    (HandleContent::Source(file, cached_file), is_cache_valid, fresh)
-                }
-            },
+            PreparedOpen::Source(file) => {
+                self.sources.invalidate_outdated_attributes(number, inode, &file);
+                return self.open_source(number, file, reply);
+            }
+            PreparedOpen::UnchangedSource(file) => return self.open_source(number, file, reply),
         };
+        Ok(self.add_cached(number, content, is_cache_valid, fresh))
+    }
+
+    /// Adds a handle of a source file.
+    fn open_source(
+        &self,
+        number: u64,
+        file: OpenFile,
+        reply: &ReplyOpen,
+    ) -> Result<OpenReply, ViewError> {
+        match self.sources.open(number, file, reply)? {
+            SourceAccess::Backing(backing) => {
+                let handle = self.add(number, HandleContent::Backing, None);
+                Ok(OpenReply { handle, flags: NO_FLUSH_FLAG, backing: Some(backing) })
+            }
+            SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
+                let fresh = fresh_state.map(FreshCache::Source);
+                let content = HandleContent::Source(file, cached_file);
+                Ok(self.add_cached(number, content, is_cache_valid, fresh))
+            }
+        }
+    }
+
+    /// Adds a handle whose pages the kernel caches.
+    fn add_cached(
+        &self,
+        number: u64,
+        content: HandleContent,
+        is_cache_valid: bool,
+        fresh: Option<FreshCache>,
+    ) -> OpenReply {
         let handle = self.add(number, content, fresh);
         let flags = keep_cache_if(is_cache_valid) | NO_FLUSH_FLAG;
-        Ok(OpenReply { handle, flags, backing: None })
+        OpenReply { handle, flags, backing: None }
     }
 
     fn add(&self, number: u64, content: HandleContent, fresh: Option<FreshCache>) -> u64 {

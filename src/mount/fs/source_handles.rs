@@ -81,13 +81,8 @@ impl SourceHandles {
         self.passthrough.store(is_enabled, Ordering::Relaxed);
     }
 
-    pub fn open(
-        &self,
-        number: u64,
-        inode: &Inode,
-        file: OpenFile,
-        reply: &ReplyOpen,
-    ) -> Result<SourceAccess, ViewError> {
+    /// Tells the kernel that the attributes of a file are others than those of its inode, if they are.
+    pub fn invalidate_outdated_attributes(&self, number: u64, inode: &Inode, file: &OpenFile) {
         let identity = file.file().identity();
         if !inode.attributes.has_identity(&identity)
             && let Some(notifier) = self.notifier.get()
@@ -96,6 +91,15 @@ impl SourceHandles {
             // inode, and then it asks for the attributes anyway.
             let _ = notifier.inval_inode(INodeNo(number), ATTRIBUTES_ONLY, 0);
         }
+    }
+
+    pub fn open(
+        &self,
+        number: u64,
+        file: OpenFile,
+        reply: &ReplyOpen,
+    ) -> Result<SourceAccess, ViewError> {
+        let identity = file.file().identity();
         if self.is_passthrough_enabled()
             && let Some(backing) = self.backing(number, &file, reply)
         {

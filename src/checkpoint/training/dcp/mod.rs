@@ -120,6 +120,7 @@ pub fn read_folder(
         index_files,
         tensors: joined,
         metadata: None,
+        header: None,
         obvious_choices: [vec![origin], selected.obvious_choices].concat(),
         notes: selected.notes.into_iter().chain(unrecorded).collect(),
         refused: Vec::new(),

@@ -91,6 +91,7 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
+        header: None,
         obvious_choices,
         notes: Vec::new(),
         refused: Vec::new(),

@@ -97,6 +97,7 @@ pub fn read_universal_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
+        header: None,
         obvious_choices,
         notes,
         refused: Vec::new(),
