@@ -8,8 +8,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::beside::BesideRule;
 use super::error::RecipeError;
-use super::name_glob::NameGlob;
 use super::relative_path::RelativePath;
 use super::shape::{FileShape, MAX_RECIPE_BYTES, RecipeShape, check_length, check_toml_shape};
 use super::transform::Transform;
@@ -43,7 +43,7 @@ pub struct RecipeFile {
     /// The steps with their tensors.
     pub transform: Transform,
     /// Names of files of the first checkpoint's directory that are shown beside it.
-    pub beside: Vec<NameGlob>,
+    pub beside: Vec<BesideRule>,
     /// Fields of its `config.json`.
     pub config: ConfigFields,
 }
@@ -74,7 +74,7 @@ struct RecipeFileForm {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     cast: Vec<super::CastRule>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    beside: Vec<NameGlob>,
+    beside: Vec<BesideRule>,
     #[serde(default, skip_serializing_if = "ConfigFields::is_empty")]
     config: ConfigFields,
 }
@@ -284,7 +284,7 @@ drop = ["*.inv_freq", { tensors = "*.bias", optional = true }]
 slice = [{ tensors = "*.q_proj.weight", dim = 0, part = "1/4" }, { tensors = "a", dim = -1, range = [0, 1024] }]
 stack = [{ tensors = 'layers\.(\d+)\.w', to = "layers.w" }]
 split = [{ tensors = "experts.w", dim = 0, to = "experts.{}.w" }]
-beside = ["config.json", "tokenizer*"]
+beside = ["config.json", "tokenizer*", { names = "special_tokens*", optional = true }]
 config = { dtype = "bfloat16" }
 "#;
 

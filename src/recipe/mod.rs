@@ -7,6 +7,7 @@
 //! names in the sources. Each later step matches the names that the step before gave.
 
 mod arguments;
+mod beside;
 mod error;
 mod file;
 mod name_glob;
@@ -18,6 +19,7 @@ mod transform;
 mod version_source;
 
 pub use arguments::{ArgumentError, cast_argument, glob_argument, rename_argument};
+pub use beside::BesideRule;
 pub use error::{RecipeError, StepError, StepFault};
 pub use file::{ConfigFields, Recipe, RecipeFile};
 pub use name_glob::{GlobRule, NameGlob};

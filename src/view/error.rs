@@ -153,7 +153,9 @@ impl RecipeFault {
             RecipeFault::UnreadableBeside { .. } => {
                 "let the globs of `beside` match other names, or put a copy in the place of the link"
             }
-            RecipeFault::NothingBeside { .. } => "correct the glob, or leave it out",
+            RecipeFault::NothingBeside { .. } => {
+                "correct the glob, or let it match nothing: optional = true"
+            }
             RecipeFault::Config { .. } => "correct the configuration, or leave `config` out",
             RecipeFault::NotShown { .. } => "give one of these paths, beneath the source",
             RecipeFault::Step(error) => error.remedy(),

@@ -190,7 +190,7 @@ fn beside_directory(root: &Root, base: &Path, file: &RecipeFile) -> PathBuf {
     }
 }
 
-/// The names of a directory that a file shows beside it. Each glob must match one.
+/// The names of a directory that a file shows beside it. Each rule must match one, unless it is optional.
 fn names_beside(
     root: &Root,
     directory: &Path,
@@ -201,12 +201,12 @@ fn names_beside(
     }
     let entries = root.entries(directory).unwrap_or_default();
     let names: Vec<&str> = entries.iter().filter_map(|entry| entry.name.to_str()).collect();
-    for glob in &file.beside {
-        if !names.iter().any(|name| glob.matches(name)) {
+    for rule in file.beside.iter().filter(|rule| !rule.optional) {
+        if !names.iter().any(|name| rule.names.matches(name)) {
             let directory = root.shown_path(directory).display().to_string();
-            return Err(RecipeFault::NothingBeside { glob: glob.to_string(), directory });
+            return Err(RecipeFault::NothingBeside { glob: rule.names.to_string(), directory });
         }
     }
-    let is_beside = |name: &&str| file.beside.iter().any(|glob| glob.matches(name));
+    let is_beside = |name: &&str| file.beside.iter().any(|rule| rule.names.matches(name));
     Ok(names.into_iter().filter(is_beside).map(OsString::from).collect())
 }

@@ -22,7 +22,7 @@ slice = [{ tensors = "q.weight", dim = 0, part = "2/3" }]
 split = [{ tensors = "experts.w", dim = 1, to = "experts.{}.w" }]
 stack = [{ tensors = 'layers\\.(\\d+)\\.w', to = "layers.w" }]
 cast = [{ tensors = "*", to = "bfloat16" }, { tensors = "norm.weight", to = "float32" }]
-beside = ["config.json", "tokenizer*"]
+beside = ["config.json", "tokenizer*", { names = "special_tokens*", optional = true }]
 config = { dtype = "bfloat16" }
 """
 
@@ -180,6 +180,8 @@ def test_what_would_hide_a_file_or_match_nothing_is_refused(ckptfs, tmp_path):
         ("llama", "", "safetensors"),
         ("a/x.safetensors", "drop = ['nothing.*']", "matches no tensor"),
         ("a/x.safetensors", "beside = ['nothing*']", "matches no name"),
+        ("a/x.safetensors", "beside = [{ names = 'nothing*' }]", "matches no name"),
+        ("a/x.safetensors", "beside = [{ tensors = 'nothing*', optional = true }]", "a glob such as"),
         ("a/x.safetensors", "rename = [{ match = '.*', to = 'same' }]", "the name `same`"),
         ("a/x.safetensors", "stack = [{ tensors = 'model.layers.(\\d+).w', to = 'x' }, { tensors = 'x(.*)', to = 'y' }]", "no number"),
         ("a/x.safetensors", "slice = [{ tensors = '*norm*', dim = 1, part = '1/2' }]", "needs axis 1"),
