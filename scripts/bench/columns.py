@@ -13,10 +13,9 @@ from ckptfs.bench.tables import markdown, spread
 
 @dataclass(frozen=True)
 class PageTable:
-    """`part` measures it. `chart`, if it has one, is drawn beside it, and so is each of `more_charts`, by a suffix of the
-    table's name. `order` is that of its rows, where it is not
-    that in which they are measured. `source` names the table of the results, where its rows are only some of another's:
-    those that `has_row`."""
+    """`part` measures it, and `chart`, if it has one, is drawn beside it. So are `more_charts`: pairs of a suffix for the
+    file name and a chart. `order` is that of its rows, where it is not that in which they are measured. `source` names the
+    table of the results, where its rows are only some of another's: those that `has_row`."""
 
     part: str
     columns: tuple
@@ -27,7 +26,7 @@ class PageTable:
     more_charts: tuple = ()
 
     def charts(self, name):
-        """The name of each chart, and the chart."""
+        """Yields the file name of each chart, and the chart."""
         if self.chart:
             yield name, self.chart
         for suffix, chart in self.more_charts:
@@ -78,37 +77,39 @@ def growth_exponent(before, row, key):
     return math.log(at(row, key) / at(before, key)) / math.log(at(row, "count") / at(before, "count"))
 
 
-def held(runs):
-    """Those that were measured while a ballast held free memory."""
+def runs_with_ballast(runs):
+    """Runs that were measured while a ballast held free memory."""
     return [run for run in runs if run.get("ballast", 1)]
 
 
-def free(runs):
-    """Those without."""
+def runs_without_ballast(runs):
+    """Runs that were measured without it."""
     return [run for run in runs if not run.get("ballast", 1)]
 
 
 def split_by_ballast(runs):
     """The runs with the ballast and those without, as far as there are any."""
-    return [group for group in (held(runs), free(runs)) if group]
+    return [group for group in (runs_with_ballast(runs), runs_without_ballast(runs)) if group]
 
 
-def of_runs(select, figures, default=()):
-    """The figures, or the cell, of those runs that `select` returns; without any, the default."""
-    def of(row):
+def for_selected_runs(select, figures, default=()):
+    """`figures` of the runs that `select` keeps; `default` if it keeps none."""
+    def with_selected_runs(row):
         return {**row, "runs": select(row["runs"])}
 
-    return lambda row, rows: figures(of(row), [of(each) for each in rows]) if select(row["runs"]) else default
+    return lambda row, rows: (
+        figures(with_selected_runs(row), [with_selected_runs(each) for each in rows]) if select(row["runs"]) else default
+    )
 
 
 # Columns.
 
 
-def beside_ballast(*columns):
-    """The columns of the runs with the ballast, and the last of them without it, too."""
+def columns_by_ballast(*columns):
+    """These columns with the ballast, then the last one without it."""
     heading, cell = columns[-1]
-    with_ballast = [(heading, of_runs(held, cell, "")) for heading, cell in columns]
-    return *with_ballast, ("without ballast", of_runs(free, cell, ""))
+    with_ballast = [(heading, for_selected_runs(runs_with_ballast, cell, "")) for heading, cell in columns]
+    return *with_ballast, (f"{heading}, without ballast", for_selected_runs(runs_without_ballast, cell, ""))
 
 
 def label(heading="", place=0):

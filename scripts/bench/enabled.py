@@ -26,8 +26,9 @@ from bench.results import Results
 # How often an interpreter is started.
 STARTS_COUNT = 200
 
-# With safetensors, the loader is imported if there is a mount.
-IMPORT, IMPORTS_COUNT = "import safetensors.torch", 20
+# While there is a mount, an import of safetensors imports the loader, too.
+IMPORT_PROGRAM = "import safetensors.torch"
+IMPORTS_COUNT = 20
 
 
 class Environment:
@@ -70,7 +71,7 @@ def measure_loads(measuring, folder, plain, enabled):
         prepare = partial(measuring.warm, source)
 
         def time_side(python, path, source=None, request=request, warm_up=warm_up, prepare=prepare):
-            # As users have it, the mount is there before the program starts.
+            # Mounted before the program starts, as a user's mount is.
             with measuring.mounted(source) if source else nullcontext():
                 timing, result = measuring.run(request, path, warm_up, prepare=prepare, python=python)
             return timing["seconds"], result
@@ -109,7 +110,7 @@ def main(*names):
             make_models(folder)
             if name == "alone":
                 with measuring.mounted(folder / "tiny"):
-                    runs = measure_starts(plain, enabled, IMPORT, IMPORTS_COUNT)
-                results.add("enabled-start", [f"`{IMPORT}` while there is a mount, {IMPORTS_COUNT} starts"], runs)
+                    runs = measure_starts(plain, enabled, IMPORT_PROGRAM, IMPORTS_COUNT)
+                results.add("enabled-start", [f"`{IMPORT_PROGRAM}` while there is a mount, {IMPORTS_COUNT} starts"], runs)
             for title, runs in measure_loads(measuring, folder, plain, enabled):
                 results.add("enabled", [title, name], runs)

@@ -89,12 +89,14 @@ class Machine:
     def with_ballast(self, ballast):
         """Free memory is held by this ballast, if it holds any."""
         before, self.ballast = self.ballast, ballast
-        with closing(ballast):
-            yield
-        self.ballast = before
+        try:
+            with closing(ballast):
+                yield
+        finally:
+            self.ballast = before
 
-    def with_and_without_ballast(self, measure):
-        """The runs that `measure` returns while a ballast holds free memory, and those without. Each says which it is."""
+    def measure_with_and_without_ballast(self, measure):
+        """Calls `measure` with the ballast and without it. Returns all runs, each marked with `ballast`."""
         runs = []
         for ballast in (Ballast, NoBallast):
             with self.with_ballast(ballast()):
@@ -152,11 +154,11 @@ class Machine:
                 raise SystemExit(f"failed: {result['fault']}")
         return results
 
-    def compare_with_and_without_ballast(self, loads, runs=RUNS):
-        """As `compare`, with the ballast and without. What each call took says which it is."""
-        found = self.with_and_without_ballast(lambda: self.compare(loads, runs))
+    def compare_with_and_without_ballast(self, loads):
+        """As `compare`, with the ballast and without it. Each timing is marked with `ballast`."""
+        runs = self.measure_with_and_without_ballast(lambda: self.compare(loads))
         return [
-            {name: took | {"ballast": run["ballast"]} for name, took in run.items() if name != "ballast"} for run in found
+            {name: took | {"ballast": run["ballast"]} for name, took in run.items() if name != "ballast"} for run in runs
         ]
 
     def compare(self, loads, runs=RUNS):

@@ -87,7 +87,7 @@ def throughput(results, machine):
     for title, one in (loads | {"`load_file`, every page touched": comparison.load}).items():
         for state in STATES:
             sides = ["plain", "mount"]
-            runs = machine.with_and_without_ballast(lambda: alternate(sides, lambda side: one(state, side)))
+            runs = machine.measure_with_and_without_ballast(lambda: alternate(sides, lambda side: one(state, side)))
             results.add("mount", [title, state], runs)
 
 

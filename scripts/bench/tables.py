@@ -4,8 +4,8 @@ chart."""
 from bench import target_table
 from bench.charts import Chart
 from bench.columns import (
-    PageTable, beside_ballast, growth_exponent, held, label, maximum, median, numbers, of_runs, promise, ratio_to_first,
-    ratios, speed_of_first, spreads,
+    PageTable, columns_by_ballast, for_selected_runs, growth_exponent, label, maximum, median, numbers, promise,
+    ratio_to_first, ratios, runs_with_ballast, speed_of_first, spreads,
 )  # fmt: skip
 
 SPEED = ratios("plain", "mount")
@@ -18,7 +18,7 @@ MOUNT_TARGETS = {
 }
 
 
-seconds_of = of_runs(held, numbers("seconds"))
+seconds_of = for_selected_runs(runs_with_ballast, numbers("seconds"))
 
 
 def milliseconds_more(row, rows):
@@ -37,7 +37,7 @@ def loads(title):
     """Loaders beside the first of them, which is ours."""
     columns = (
         label(title), label(place=1),
-        *beside_ballast(
+        *columns_by_ballast(
             median("seconds", "seconds"), median("CPU seconds", "cpu"), median("peak memory", "peak"),
             spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
         ),
@@ -71,7 +71,7 @@ def sizes(title):
     """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
     return PageTable("tensor-sizes", (
         label(title), label(place=1),
-        *beside_ballast(
+        *columns_by_ballast(
             median("seconds", "seconds"), median("CPU seconds", "cpu"),
             spreads("ratio to the first: median (least to most)", ratio_to_first("seconds")),
         ),
@@ -154,12 +154,12 @@ TABLES = {
     )),
     "mount": PageTable("mount", (
         label(), label(place=1),
-        *beside_ballast(
+        *columns_by_ballast(
             median("plain s", "plain"), median("mount s", "mount"),
             spreads("speed against plain: median (least to most)", SPEED),
         ),
         promise("target", MOUNT_TARGETS),
-    ), Chart("speed of the mount relative to the plain file; the mark is 1", of_runs(held, SPEED), mark=lambda row: 1)),
+    ), Chart("speed of the mount relative to the plain file; the mark is 1", for_selected_runs(runs_with_ballast, SPEED), mark=lambda row: 1)),
     "checkpoints": PageTable("mount", (
         label("checkpoints in the directory"), median("`ckptfs mount` s", "mount", 3),
         median("first byte of one s", "byte", 3), median("listing all s", "listed", 3),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ckptfs.bench.tables import spread
 
-from bench.columns import free, held, label, split_by_ballast
+from bench.columns import label, runs_with_ballast, runs_without_ballast, split_by_ballast
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ def compute_figures(row, rows):
 
 def format_measured_side(row, rows):
     target = find_target(row)
-    return target.format_side(target.side, held(row["runs"]))
+    return target.format_side(target.side, runs_with_ballast(row["runs"]))
 
 
 def format_baseline(row, rows):
     target = find_target(row)
-    runs = held(row["runs"])
+    runs = runs_with_ballast(row["runs"])
     return target.baseline and target.format_side(target.find_best_baseline(runs), runs) or ""
 
 
@@ -152,7 +152,7 @@ def format_goal(row, rows):
 
 COLUMNS = (
     label(), ("", format_measured_side), ("baseline", format_baseline),
-    ("measured: median (least to most)", format_result(held)), ("without ballast", format_result(free)),
+    ("measured: median (least to most)", format_result(runs_with_ballast)), ("without ballast", format_result(runs_without_ballast)),
     ("ideal: with, without", format_ideal),
     ("target", format_limit), ("goal", format_goal),
 )  # fmt: skip
