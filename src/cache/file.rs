@@ -76,6 +76,8 @@ impl CachedFile {
         let hits = plan
             .as_ref()
             .and_then(|plan| self.filler.blocks.lookup(self.filler.file_id, &plan.ranges));
+        // A local read without a plan looks for no block, and so would the next ones: prefetched blocks would be read twice.
+        let may_prefetch = plan.is_some() || self.reader().is_remote();
         let step = match (plan, hits) {
             (Some(plan), Some(hits)) => {
                 counters.hits.fetch_add(1, Relaxed);
@@ -94,7 +96,9 @@ impl CachedFile {
                 step
             }
         };
-        self.prefetch(&range, step);
+        if may_prefetch {
+            self.prefetch(&range, step);
+        }
     }
 
     /// Reads what neither the blocks nor the page cache have.

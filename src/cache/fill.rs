@@ -43,7 +43,6 @@ pub struct BlockFiller {
     pub blocks: Arc<BlockTable>,
     pub sources: FileSources,
     pub counters: Arc<AtomicCounters>,
-    /// How its sources are divided into blocks.
     pub layout: BlockLayout,
     /// Held while a job claims the blocks of a window, so that no other job claims some of them.
     window_claims: Mutex<()>,

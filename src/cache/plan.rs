@@ -1,18 +1,19 @@
 //! Plans reads: which ranges of which sources a range of a virtual file is made of, and which blocks may hold them.
 //!
 //! Pure functions: a virtual file and a range in, a plan out. Blocks of at least 256 KiB begin where requests do, so
-//! that a request is one block and is answered from it uncopied. Smaller ones begin at multiples of their size: small
-//! tensors share a block.
+//! that a request is one block and is answered from it uncopied. Smaller ones begin at multiples of the block size from the
+//! start of a used range: small tensors share a block.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::checkpoint::{Origin, Tensor};
+use crate::source::REMOTE_GAP_BYTES;
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, interleaved_tensors, window_bytes};
 
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
 use super::block::pool::BufferSize;
-use super::used_ranges::UsedRanges;
+use super::used_ranges::{MAX_LOCAL_GAP_BYTES, UsedRanges};
 
 /// Longer ranges of a file are read exactly as requested: the kernel reads on from there, and requests no byte twice.
 /// Shorter ones are read with what surrounds them, since small tensors share a block.
@@ -21,10 +22,6 @@ const EXACT_BLOCK_MIN_BYTES: u64 = 256 << 10;
 /// Ranges prefetched at once. A longer list is of tiny tensors that must each be gathered: the rest waits for its
 /// reader.
 const MAX_PREFETCH_RANGES: usize = 128;
-
-/// Shorter used ranges of a file on this machine are not prefetched. A request of 1 MiB has more of them than one read may
-/// use blocks. It is read segment by segment, and would read again what their blocks hold.
-const MIN_PREFETCHED_BYTES: u64 = 128 << 10;
 
 /// A random read of at most this much reads exactly that. Random reads of 4 KiB took six times as long where each
 /// read a block. Larger ones are what the kernel requests for streams.
@@ -56,19 +53,18 @@ impl ReadPlan {
     }
 }
 
-/// How the sources of a virtual file are divided into blocks.
+/// Block boundaries and buffer sizes for all sources of a virtual file.
 pub struct BlockLayout {
-    /// The buffers of the blocks of strided tensors.
+    /// Buffer size for blocks of strided tensors.
     pub strided_size: BufferSize,
     /// The window of each strided tensor, once it is known. Empty for sources on this machine.
     windows: Box<[OnceLock<u64>]>,
     max_window_bytes: u64,
     used_ranges: UsedRanges,
-    min_prefetched_bytes: u64,
 }
 
 impl BlockLayout {
-    /// Strided tensors in stores may need windows of several blocks.
+    /// `max_window_bytes` is there for stores alone: their strided tensors may need windows of several blocks.
     pub fn new(
         strided_size: BufferSize,
         file: &VirtualFile,
@@ -76,12 +72,13 @@ impl BlockLayout {
     ) -> Self {
         let count = max_window_bytes.map_or(0, |_| file.tensors().len());
         let windows = (0..count).map(|_| OnceLock::new()).collect();
+        let is_remote = max_window_bytes.is_some();
+        let max_gap_bytes = if is_remote { REMOTE_GAP_BYTES } else { MAX_LOCAL_GAP_BYTES };
         BlockLayout {
             strided_size,
             windows,
             max_window_bytes: max_window_bytes.unwrap_or(0),
-            used_ranges: UsedRanges::of(file),
-            min_prefetched_bytes: if max_window_bytes.is_some() { 0 } else { MIN_PREFETCHED_BYTES },
+            used_ranges: UsedRanges::new(file, max_gap_bytes),
         }
     }
 
@@ -142,11 +139,6 @@ pub fn plan_prefetch(
     let mut ranges: Vec<SourceRange> = Vec::new();
     for segment in file.segments(range) {
         let Some((sizes, bytes)) = locate(file, &segment, layout) else { continue };
-        if matches!(sizes.source, BlockSource::File(_))
-            && sizes.used.end - sizes.used.start < layout.min_prefetched_bytes
-        {
-            continue;
-        }
         for part in sizes.split(bytes, 0) {
             if let Some(last) = ranges.last_mut()
                 && (last.source, &last.block_bounds) == (part.source, &part.block_bounds)
@@ -211,7 +203,7 @@ fn locate(
         SegmentSource::Run { origin, offset } => match &file.origins()[origin.0 as usize] {
             Origin::File(_) | Origin::Patched(_) => {
                 let bytes = offset..offset + len;
-                let used = layout.used_ranges.around(origin.0, &bytes);
+                let used = layout.used_ranges.containing(origin.0, &bytes);
                 Some((BlockSizes::of_file(origin.0, used), bytes))
             }
             Origin::Memory(_) => None,
@@ -222,10 +214,10 @@ fn locate(
     }
 }
 
-/// How a source is divided into blocks.
+/// Block boundaries of one source.
 struct BlockSizes {
     source: BlockSource,
-    /// The bytes that the virtual file uses: blocks hold no others.
+    /// The range that blocks may cover. In a file, it may include small gaps.
     used: Range<u64>,
     max_block_bytes: u64,
     /// No block leads out of a window of this length.
@@ -252,8 +244,8 @@ impl BlockSizes {
         }
     }
 
-    /// Splits a range into parts of one block each. Exact blocks begin with the range, others at multiples of their size
-    /// from the beginning of the used bytes.
+    /// Splits a range into parts of one block each. Exact blocks begin at the start of the range, others at multiples of the
+    /// block size from the start of the used range.
     fn split(&self, bytes: Range<u64>, reply_offset: usize) -> impl Iterator<Item = SourceRange> {
         let BlockSizes { source, ref used, max_block_bytes, window_bytes } = *self;
         let is_exact = matches!(source, BlockSource::File(_))

@@ -1,11 +1,13 @@
-//! The ranges of source files that a virtual file shows, so that no block holds much else.
+//! The ranges of source files that a virtual file uses. Blocks cover them and the small gaps between them.
 
 use std::ops::Range;
 
+use crate::checkpoint::Origin;
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile};
 
-/// Two used ranges are one over a gap of at most this: reading it costs less than another request.
-pub const MAX_GAP_BYTES: u64 = 64 << 10;
+/// Maximum gap that is read with the ranges around it, for files on this machine. It costs a disk less than another request,
+/// as in the plans of loads.
+pub const MAX_LOCAL_GAP_BYTES: u64 = 64 << 10;
 
 /// The used ranges of each origin, in order.
 pub struct UsedRanges {
@@ -13,30 +15,34 @@ pub struct UsedRanges {
 }
 
 impl UsedRanges {
-    pub fn of(file: &VirtualFile) -> UsedRanges {
+    /// Used ranges are merged over gaps of at most `max_gap_bytes`: reading such a gap costs less than another request.
+    pub fn new(file: &VirtualFile, max_gap_bytes: u64) -> UsedRanges {
         let mut by_origin: Vec<Vec<Range<u64>>> = vec![Vec::new(); file.origins().len()];
         for Segment { range, bytes } in file.segments(0..file.size()) {
-            if let SegmentSource::Run { origin, offset } = bytes {
+            if let SegmentSource::Run { origin, offset } = bytes
+                && !matches!(file.origins()[origin.0 as usize], Origin::Memory(_))
+            {
                 by_origin[origin.0 as usize].push(offset..offset + (range.end - range.start));
             }
         }
+        let merge = |ranges| merge(ranges, max_gap_bytes);
         UsedRanges { by_origin: by_origin.into_iter().map(merge).collect() }
     }
 
-    /// The used range that begins last before the end of these bytes of an origin.
-    pub fn around(&self, origin: u32, bytes: &Range<u64>) -> Range<u64> {
+    /// The used range that contains these bytes of an origin.
+    pub fn containing(&self, origin: u32, bytes: &Range<u64>) -> Range<u64> {
         let ranges = &self.by_origin[origin as usize];
         let next = ranges.partition_point(|used| used.start < bytes.end);
         next.checked_sub(1).map_or_else(|| bytes.clone(), |place| ranges[place].clone())
     }
 }
 
-/// Joins ranges that overlap or lie close together.
-fn merge(mut ranges: Vec<Range<u64>>) -> Box<[Range<u64>]> {
+/// Joins ranges that overlap, or lie at most so far apart.
+fn merge(mut ranges: Vec<Range<u64>>, max_gap_bytes: u64) -> Box<[Range<u64>]> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        match merged.last_mut().filter(|last| range.start <= last.end + MAX_GAP_BYTES) {
+        match merged.last_mut().filter(|last| range.start <= last.end + max_gap_bytes) {
             Some(last) => last.end = last.end.max(range.end),
             None => merged.push(range),
         }
@@ -49,12 +55,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_one_over_small_gaps() {
-        let gap = MAX_GAP_BYTES;
-        let merged = merge(vec![900..1000, 0..10, 10 + gap..20 + gap, 21 + 2 * gap..30 + 2 * gap]);
-        assert_eq!(*merged, [0..20 + gap, 21 + 2 * gap..30 + 2 * gap]);
+    fn ranges_are_merged_over_small_gaps() {
+        let merged = merge(vec![900..1000, 0..10, 30..40, 61..70], 20);
+        assert_eq!(*merged, [0..40, 61..70, 900..1000]);
         let used = UsedRanges { by_origin: Box::new([merged]) };
-        assert_eq!(used.around(0, &(5..9)), 0..20 + gap);
-        assert_eq!(used.around(0, &(25 + 2 * gap..26 + 2 * gap)), 21 + 2 * gap..30 + 2 * gap);
+        assert_eq!(used.containing(0, &(5..9)), 0..40);
+        assert_eq!(used.containing(0, &(65..66)), 61..70);
     }
 }

@@ -35,8 +35,7 @@ pub struct Checkpoint {
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// The header of the only file, as it is there, its length first; `None` if the file is not safetensors or there are
-    /// others.
+    /// The raw header of a single safetensors file, with its length prefix. `None` for other formats and several files.
     pub header: Option<Arc<[u8]>>,
     /// Choices that need no note, in words: only training state was left out, or ranks were joined.
     pub obvious_choices: Vec<String>,
@@ -136,7 +135,7 @@ pub struct FileContents {
     pub unpacked: Vec<Origin>,
     /// The metadata of the file; `None` if it has none.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// The header as it is in the file; `None` if the file is not safetensors.
+    /// The raw header, with its length prefix; `None` if the file is not safetensors.
     pub header: Option<Arc<[u8]>>,
     /// Choices that need no note, in words: only training state was left out.
     pub obvious_choices: Vec<String>,

@@ -60,7 +60,7 @@ pub(crate) use origins::{Scatter, scatters_of};
 pub use patch::{lower_patch_limit, set_patch_limit};
 pub(crate) use refusal::RESERVED_NAME;
 pub use refusal::{RefusedEntry, TensorError};
-pub(crate) use safetensors::describes as header_describes;
+pub(crate) use safetensors::header_describes;
 pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;

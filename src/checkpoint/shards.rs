@@ -66,7 +66,7 @@ pub fn read_shards(
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
         let mut part = read_file(&file, options)?;
         if shards.len() > 1 {
-            // Not only when they are joined: the headers of all shards would be in memory until then.
+            // Dropped before the join, so that the headers of all shards are never in memory at once.
             part.header = None;
         }
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();

@@ -161,7 +161,7 @@ fn read_safetensors(
         tensors: header.tensors,
         unpacked: Vec::new(),
         metadata: header.metadata,
-        header: Some(header.text),
+        header: Some(header.raw),
         obvious_choices: Vec::new(),
         notes: Vec::new(),
         refused: Vec::new(),

@@ -46,6 +46,14 @@ impl SourceFile {
         self.state
     }
 
+    /// Whether it lies in a store.
+    pub fn is_remote(&self) -> bool {
+        match &self.location {
+            FileLocation::InRoot { root, .. } => root.descriptor().is_none(),
+            FileLocation::User { .. } => false,
+        }
+    }
+
     /// The approximate bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<SourceFile>() + self.deferred.get().map_or(0, DeferredChecks::memory_bytes)

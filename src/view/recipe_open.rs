@@ -77,7 +77,12 @@ fn open_recipe(
 ) -> Result<OpenedRecipe, ViewError> {
     let open = |from: &RelativePath| {
         let (directory, candidate) = locate(root, &base.join(from.as_path()))?;
-        checkpoint::open_candidate(root, &directory, &candidate, options)
+        let mut checkpoint = checkpoint::open_candidate(root, &directory, &candidate, options)?;
+        if file.from.len() > 1 {
+            // Dropped before the join, so that the headers of all files are never in memory at once.
+            checkpoint.header = None;
+        }
+        Ok(checkpoint)
     };
     let path = root.shown_path(&base.join(file.path.as_path()));
     let mut withheld = None;
@@ -101,6 +106,10 @@ fn open_recipe(
     let mut checkpoint = applied
         .map_err(|error| ViewError::Recipe { path: path.clone(), fault: Box::new(error.into()) })?;
     checkpoint.path = path;
+    if file.versions.is_some() {
+        // Each version has a header of one kind, whether deltas change the base or not.
+        checkpoint.header = None;
+    }
     if let Some(error) = &withheld {
         checkpoint
             .notes

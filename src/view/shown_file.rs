@@ -34,8 +34,8 @@ pub struct VirtualFileSummary {
     notes: Vec<String>,
     /// Why a newer version is not shown.
     withheld: Option<Arc<Refusal>>,
-    /// The source file that has all bytes of the virtual file, and no other.
-    unchanged_source: Option<Arc<SourceFile>>,
+    /// The source file on this machine that the virtual file equals byte for byte, if there is one.
+    identical_source: Option<Arc<SourceFile>>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
     virtual_file: Mutex<Weak<VirtualFile>>,
@@ -99,7 +99,7 @@ impl VirtualFileSummary {
             notes,
             withheld: withheld
                 .map(|error| Arc::new(Refusal::new(plan.original_names(), &error.into()))),
-            unchanged_source: file.unchanged_source().cloned(),
+            identical_source: file.identical_source().filter(|file| !file.is_remote()).cloned(),
             is_settled,
             virtual_file: Mutex::new(Arc::downgrade(&file)),
         })
@@ -221,9 +221,9 @@ impl ShownFile {
         self.summary.layout_hash
     }
 
-    /// The source file that has all bytes of this one, and no other.
-    pub fn unchanged_source(&self) -> Option<&Arc<SourceFile>> {
-        self.summary.unchanged_source.as_ref().filter(|_| !self.is_written())
+    /// The source file on this machine that it equals byte for byte, if there is one.
+    pub fn identical_source(&self) -> Option<&Arc<SourceFile>> {
+        self.summary.identical_source.as_ref().filter(|_| !self.is_written())
     }
 
     /// The number of tensors.

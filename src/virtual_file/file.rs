@@ -22,7 +22,7 @@ use super::store_reads::{interleaved_tensors, read_items, window_bytes};
 /// Maximum bytes of data: what a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
 
-/// Bytes of the largest element: every tensor begins at a multiple of its element if the data begins at one of this.
+/// Size of the largest element. Every tensor is aligned to its element if the data starts at a multiple of this.
 const MAX_ELEMENT_BYTES: usize = 8;
 
 /// A checkpoint as one virtual safetensors file.
@@ -99,7 +99,7 @@ impl VirtualFile {
             source_has_metadata,
             source_has_format,
             options,
-            // A file that is opened by itself gets a header of ours: it is exported to be aligned.
+            // A single file without a recipe gets a new header: `export` aligns its data.
             source_header: Mutex::new(header.filter(|_| is_sharded || recipe.is_some())),
             recipe,
             layout: OnceLock::new(),
@@ -169,23 +169,24 @@ impl VirtualFile {
         self.header().is_empty()
     }
 
-    /// The source file that has all bytes of this one, in their order, and no other.
-    pub fn unchanged_source(&self) -> Option<&Arc<SourceFile>> {
-        self.origins.first().and_then(Origin::file).filter(|_| self.layout().is_unchanged)
+    /// The source file that this virtual file equals byte for byte, if there is one.
+    pub fn identical_source(&self) -> Option<&Arc<SourceFile>> {
+        self.origins.first().and_then(Origin::file).filter(|_| self.layout().is_identical)
     }
 
     fn layout(&self) -> &FileLayout {
         self.layout.get_or_init(|| {
             let VirtualFile { tensors, starts, metadata, source_files, options, recipe, .. } = self;
             let recipe = recipe.as_deref();
-            let unchanged =
-                lock(&self.source_header).take().filter(|header| self.is_header_of_this(header));
-            let is_unchanged = unchanged.is_some();
+            let source_header =
+                lock(&self.source_header).take().filter(|header| self.matches_header(header));
+            let is_identical =
+                source_header.as_ref().is_some_and(|header| self.is_identical_behind(header));
             let encode = || encode_header(tensors, starts, metadata).map(Arc::from);
-            let header = unchanged.or_else(encode).expect("a longer one was refused");
+            let header = source_header.or_else(encode).expect("a longer one was refused");
             FileLayout::of_tensors(
                 header,
-                is_unchanged,
+                is_identical,
                 tensors,
                 starts,
                 source_files,
@@ -195,16 +196,33 @@ impl VirtualFile {
         })
     }
 
-    /// Whether the header of a source file would be a header of this file, and all tensors lie behind it.
-    fn is_header_of_this(&self, header: &Arc<[u8]>) -> bool {
+    /// Whether the header of a source is valid for this file: the same tensors, order and metadata, and aligned data.
+    fn matches_header(&self, header: &Arc<[u8]>) -> bool {
+        let size = header.len() as u64 + self.data_bytes();
+        self.source_has_format
+            && header.len().is_multiple_of(MAX_ELEMENT_BYTES)
+            && header_describes(header, size, &self.tensors, &self.metadata)
+    }
+
+    /// Whether the only source has all data at the same places, behind this header.
+    fn is_identical_behind(&self, header: &[u8]) -> bool {
         let [Origin::File(file)] = &*self.origins else { return false };
-        header.len().is_multiple_of(MAX_ELEMENT_BYTES)
-            && header_describes(header, file.identity().size, &self.tensors, &self.metadata)
+        let data_start = header.len() as u64;
+        let is_in_place = |(tensor, start): (&Tensor, &u64)| match tensor.bytes {
+            TensorBytes::Run(run) => run.offset == data_start + start,
+            _ => false,
+        };
+        file.identity().size == data_start + self.data_bytes()
+            && self.tensors.iter().zip(&self.starts).all(is_in_place)
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
     }
 
     /// The size in bytes.
     pub fn size(&self) -> u64 {
-        self.header_size() + self.starts.last().copied().unwrap_or(0)
+        self.header_size() + self.data_bytes()
     }
 
     /// Bytes before the data, the eight bytes of the length included. A multiple of 4,096, unless the header is that of

@@ -23,8 +23,8 @@ const LAYOUT_VERSION: u8 = 3;
 #[derive(Debug)]
 pub struct FileLayout {
     pub header: Arc<[u8]>,
-    /// Whether a source file has all bytes, the header among them, and no other.
-    pub is_unchanged: bool,
+    /// Whether the file, header included, is identical to its source.
+    pub is_identical: bool,
     /// The start of each piece in the virtual file.
     piece_starts: Box<[u64]>,
     /// The pieces, parallel to their starts.
@@ -99,7 +99,7 @@ impl FileLayout {
     /// The layout of sorted tensors behind a header. `starts` are their starts in the data, and its end.
     pub fn of_tensors(
         header: Arc<[u8]>,
-        is_unchanged: bool,
+        is_identical: bool,
         tensors: &[Tensor],
         starts: &[u64],
         source_files: &[Arc<SourceFile>],
@@ -113,14 +113,14 @@ impl FileLayout {
             Some(recipe) => Digest::compute(&[&*header, recipe.as_bytes()].concat()),
         };
         let identity = identity(layout_hash, source_files, options);
-        FileLayout { header, is_unchanged, piece_starts, pieces, layout_hash, identity }
+        FileLayout { header, is_identical, piece_starts, pieces, layout_hash, identity }
     }
 
     /// The layout of a source file as it is.
     pub fn of_plain_file(file: &Arc<SourceFile>) -> FileLayout {
         let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
         let layout = FileLayout::of_piece(piece, Arc::from([]), std::slice::from_ref(file));
-        FileLayout { is_unchanged: true, ..layout }
+        FileLayout { is_identical: true, ..layout }
     }
 
     /// The layout of bytes in memory, all of which are header.
@@ -136,7 +136,7 @@ impl FileLayout {
         let layout_hash = Digest::compute(&header);
         FileLayout {
             header,
-            is_unchanged: false,
+            is_identical: false,
             piece_starts: Box::new([0]),
             pieces: Box::new([piece]),
             layout_hash,

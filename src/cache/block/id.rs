@@ -46,8 +46,8 @@ pub struct BlockPart {
     pub bytes: Range<usize>,
 }
 
-/// The most blocks of one read. A read of more small ranges, far apart, is made segment by segment: whole blocks would
-/// read many times what it needs. A request of 1 MiB touches at most 9 ranges of 128 KiB.
+/// Maximum blocks of one read. A read of more small ranges, far apart, is made segment by segment: whole blocks would
+/// read many times what it needs. A request of 1 MiB touches at most 9 ranges of at least 128 KiB.
 pub const MAX_BLOCKS_PER_READ: usize = 9;
 
 /// Blocks, and the parts of each that a read needs.

@@ -14,7 +14,7 @@ use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
-use crate::cache::used_ranges::MAX_GAP_BYTES;
+use crate::cache::used_ranges::MAX_LOCAL_GAP_BYTES;
 use crate::checkpoint::{ByteRun, ConvertedRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
@@ -370,7 +370,7 @@ impl FileSources {
             if self.reader.is_remote() {
                 self.reader.read_at(out, range.start)?;
             } else {
-                self.read_many_segments(&segments, range, out)?;
+                self.read_segments_without_readahead(&segments, range, out)?;
             }
         } else {
             for segment in &segments {
@@ -387,8 +387,9 @@ impl FileSources {
         Ok(())
     }
 
-    /// Fills `out` from many segments through the page cache. What lies around them is not read ahead: it may be of no use.
-    fn read_many_segments(
+    /// Fills `out` from segments through the page cache. Only their ranges and small gaps are requested: the bytes around
+    /// them may never be needed.
+    fn read_segments_without_readahead(
         &self,
         segments: &[Segment],
         range: &Range<u64>,
@@ -400,7 +401,7 @@ impl FileSources {
             }
             SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
         });
-        for (origin, run) in join_near_runs(runs) {
+        for (origin, run) in coalesce_runs(runs) {
             if let Some(file) = self.file(origin) {
                 file.open_file().advise_will_need(run);
             }
@@ -603,8 +604,8 @@ impl OriginReader {
     }
 }
 
-/// Joins consecutive runs of an origin over small gaps.
-fn join_near_runs(
+/// Joins consecutive runs of one origin over gaps of at most [`MAX_LOCAL_GAP_BYTES`].
+fn coalesce_runs(
     runs: impl Iterator<Item = (OriginId, Range<u64>)>,
 ) -> Vec<(OriginId, Range<u64>)> {
     let mut joined: Vec<(OriginId, Range<u64>)> = Vec::new();
@@ -612,7 +613,7 @@ fn join_near_runs(
         match joined.last_mut() {
             Some((last_origin, last))
                 if *last_origin == origin
-                    && (last.start..=last.end + MAX_GAP_BYTES).contains(&run.start) =>
+                    && (last.start..=last.end + MAX_LOCAL_GAP_BYTES).contains(&run.start) =>
             {
                 last.end = last.end.max(run.end);
             }

@@ -53,12 +53,14 @@ pub fn read_version(
         },
         base.path.display()
     );
+    // Of all versions, the base included, the layout is one.
+    let header = base.header.clone().filter(|_| base.is_sharded);
     let mut checkpoint = Checkpoint {
         path,
         format: Format::Delta,
         is_sharded: true,
         open_file: None,
-        header: None,
+        header,
         options: options.clone(),
         ..base
     };

@@ -38,8 +38,8 @@ pub fn parse_sharding_info(info: &str) -> Option<BTreeMap<String, Vec<u64>>> {
     Some(pieces.into_iter().map(|(name, piece)| (name, piece.saved_offsets)).collect())
 }
 
-/// Bytes of the length before the JSON.
-const LENGTH_BYTES: usize = 8;
+/// Size of the length prefix.
+const LENGTH_PREFIX_BYTES: usize = 8;
 
 /// The shortest file: an eight-byte length and `{}`.
 const MIN_FILE_BYTES: u64 = 10;
@@ -155,8 +155,8 @@ pub struct Header {
     pub tensors: Vec<Tensor>,
     /// The value of `__metadata__`, if there is one.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// The header as it is in the file, its length first.
-    pub text: Arc<[u8]>,
+    /// The header as it is in the file, with its length prefix.
+    pub raw: Arc<[u8]>,
 }
 
 /// Reads, parses and checks the header of a file.
@@ -168,54 +168,53 @@ pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
     if size < MIN_FILE_BYTES {
         return Err(HeaderError::TooShort { size });
     }
-    let mut len = [0; LENGTH_BYTES];
+    let mut len = [0; LENGTH_PREFIX_BYTES];
     file.read_exact_at(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
     if len > MAX_HEADER_BYTES {
         return Err(HeaderError::TooLong { len });
     }
-    if len > size - LENGTH_BYTES as u64 {
+    if len > size - LENGTH_PREFIX_BYTES as u64 {
         return Err(HeaderError::Truncated { len, size });
     }
-    let mut text = vec![0; LENGTH_BYTES + len as usize];
-    text[..LENGTH_BYTES].copy_from_slice(&len.to_le_bytes());
-    file.read_exact_at(&mut text[LENGTH_BYTES..], LENGTH_BYTES as u64)?;
-    parse_text(text.into(), size)
+    let mut raw = vec![0; LENGTH_PREFIX_BYTES + len as usize];
+    raw[..LENGTH_PREFIX_BYTES].copy_from_slice(&len.to_le_bytes());
+    file.read_exact_at(&mut raw[LENGTH_PREFIX_BYTES..], LENGTH_PREFIX_BYTES as u64)?;
+    parse_raw(raw.into(), size)
 }
 
-/// Whether a header, its length first, describes just these tensors in this order, and this metadata, in a file of `size`
-/// bytes. The tensors' bytes must be in origin 0.
-pub fn describes(
-    text: &Arc<[u8]>,
+/// Whether a raw header of a file of `size` bytes lists exactly these tensors, in this order, and this metadata.
+pub fn header_describes(
+    raw: &Arc<[u8]>,
     size: u64,
     tensors: &[Tensor],
     metadata: &BTreeMap<String, String>,
 ) -> bool {
-    let key = |tensor: &Tensor| {
-        (tensor.name.clone(), tensor.dtype, tensor.shape.clone(), tensor.bytes.clone())
-    };
-    parse_text(Arc::clone(text), size).is_ok_and(|header| {
+    let is_same =
+        |a: &Tensor, b: &Tensor| (&a.name, a.dtype, &a.shape) == (&b.name, b.dtype, &b.shape);
+    parse_raw(Arc::clone(raw), size).is_ok_and(|header| {
         header.metadata.as_ref() == Some(metadata)
-            && header.tensors.iter().map(key).eq(tensors.iter().map(key))
+            && header.tensors.len() == tensors.len()
+            && header.tensors.iter().zip(tensors).all(|(a, b)| is_same(a, b))
     })
 }
 
-/// Parses a header, its length first, of a file of `size` bytes.
-fn parse_text(text: Arc<[u8]>, size: u64) -> Result<Header, HeaderError> {
-    let (json, data_start) = (&text[LENGTH_BYTES..], text.len() as u64);
+/// Parses a header with its length prefix, of a file of `size` bytes.
+fn parse_raw(raw: Arc<[u8]>, size: u64) -> Result<Header, HeaderError> {
+    let (json, data_start) = (&raw[LENGTH_PREFIX_BYTES..], raw.len() as u64);
     // The reference reader requires the brace too: a header cannot be padded in front.
     if json.first() != Some(&b'{') {
         return Err(HeaderError::Json("it does not begin with `{`".to_owned()));
     }
     let json = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
-    let raw: HeaderJson =
+    let parsed: HeaderJson =
         serde_json::from_str(json).map_err(|e| HeaderError::Json(e.to_string()))?;
-    if let Some((tensor, dtype)) = raw.unknown_dtype {
+    if let Some((tensor, dtype)) = parsed.unknown_dtype {
         let dtype = dtype.chars().take(MAX_DTYPE_CHARACTERS).collect();
         return Err(HeaderError::UnknownDtype { tensor, dtype });
     }
     let data = size - data_start;
-    let mut entries = raw.entries;
+    let mut entries = parsed.entries;
     // Empty tensors come before the one that starts at the same byte.
     if !entries.is_sorted_by_key(|(_, info)| info.data_offsets) {
         entries.sort_by_key(|(_, info)| info.data_offsets);
@@ -252,8 +251,8 @@ fn parse_text(text: Arc<[u8]>, size: u64) -> Result<Header, HeaderError> {
     if previous_end != data {
         return Err(HeaderError::TrailingBytes { extra: data - previous_end });
     }
-    let metadata = raw.metadata;
-    Ok(Header { tensors, metadata, text })
+    let metadata = parsed.metadata;
+    Ok(Header { tensors, metadata, raw })
 }
 
 #[cfg(test)]

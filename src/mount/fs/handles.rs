@@ -10,7 +10,7 @@ use crate::cache::{Cache, CacheError, CachedFile};
 use crate::mount::options::CLOSED_FILES_DIVISOR;
 use crate::source::{FileState, OpenFile, SourceError};
 use crate::threads::lock;
-use crate::view::{View, ViewError};
+use crate::view::{ShownFile, View, ViewError};
 
 use super::blocking_pool::BlockingPoolHandle;
 use super::inodes::{Inode, InodeKind};
@@ -53,8 +53,8 @@ pub enum PreparedOpen {
         is_settled: bool,
     },
     Source(OpenFile),
-    /// The source file of a virtual file that has its bytes and no other.
-    UnchangedSource(OpenFile),
+    /// The source of a virtual file that is identical to it.
+    IdenticalSource(OpenFile),
 }
 
 /// What the kernel is told of an open.
@@ -147,18 +147,13 @@ impl HandleTable {
     pub fn prepare_open(&self, number: u64, inode: &Inode) -> Result<PreparedOpen, ViewError> {
         if let InodeKind::VirtualFile(shown) = &inode.kind {
             if self.is_passthrough_enabled()
-                && let Some(source) = shown.unchanged_source()
+                && let Some(source) = shown.identical_source()
             {
                 let file = source.open()?;
-                if file.descriptor().is_some() {
-                    return Ok(PreparedOpen::UnchangedSource(file));
-                }
+                file.check_state_unchanged()?;
+                return Ok(PreparedOpen::IdenticalSource(file));
             }
-            let is_settled = shown.is_settled();
-            let is_cache_valid = is_settled && !lock(&self.unsettled).contains(&number);
-            let file = self.virtual_files.open(number, shown, is_cache_valid)?;
-            self.rebalance();
-            return Ok(PreparedOpen::VirtualFile { file, is_cache_valid, is_settled });
+            return self.prepare_virtual_file(number, shown);
         }
         let file = self.view.open(&inode.path.to_path())?;
         let identity = file.file().identity();
@@ -167,6 +162,18 @@ impl HandleTable {
             return Err(SourceError::changed(path).into());
         }
         Ok(PreparedOpen::Source(file))
+    }
+
+    fn prepare_virtual_file(
+        &self,
+        number: u64,
+        shown: &Arc<ShownFile>,
+    ) -> Result<PreparedOpen, ViewError> {
+        let is_settled = shown.is_settled();
+        let is_cache_valid = is_settled && !lock(&self.unsettled).contains(&number);
+        let file = self.virtual_files.open(number, shown, is_cache_valid)?;
+        self.rebalance();
+        Ok(PreparedOpen::VirtualFile { file, is_cache_valid, is_settled })
     }
 
     /// Closes a prepared file that the kernel does not open after all.
@@ -185,6 +192,15 @@ impl HandleTable {
         prepared: PreparedOpen,
         reply: &ReplyOpen,
     ) -> Result<OpenReply, ViewError> {
+        let prepared = match (prepared, &inode.kind) {
+            (PreparedOpen::IdenticalSource(file), InodeKind::VirtualFile(shown)) => {
+                if let Some(backing) = self.sources.pass_through(number, &file, reply) {
+                    return Ok(self.add_backing(number, backing));
+                }
+                self.prepare_virtual_file(number, shown)?
+            }
+            (prepared, _) => prepared,
+        };
         let (content, is_cache_valid, fresh) = match prepared {
             PreparedOpen::VirtualFile { file, is_cache_valid, is_settled } => {
                 if !is_settled {
@@ -193,46 +209,25 @@ impl HandleTable {
                 let fresh = (is_settled && !is_cache_valid).then_some(FreshCache::VirtualFile);
                 (HandleContent::VirtualFile(file), is_cache_valid, fresh)
             }
-            PreparedOpen::Source(file) => {
-                self.sources.invalidate_outdated_attributes(number, inode, &file);
-                return self.open_source(number, file, reply);
+            PreparedOpen::Source(file) | PreparedOpen::IdenticalSource(file) => {
+                match self.sources.open(number, inode, file, reply)? {
+                    SourceAccess::Backing(backing) => return Ok(self.add_backing(number, backing)),
+                    SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
+                        let fresh = fresh_state.map(FreshCache::Source);
+                        (HandleContent::Source(file, cached_file), is_cache_valid, fresh)
+                    }
+                }
             }
-            PreparedOpen::UnchangedSource(file) => return self.open_source(number, file, reply),
         };
-        Ok(self.add_cached(number, content, is_cache_valid, fresh))
-    }
-
-    /// Adds a handle of a source file.
-    fn open_source(
-        &self,
-        number: u64,
-        file: OpenFile,
-        reply: &ReplyOpen,
-    ) -> Result<OpenReply, ViewError> {
-        match self.sources.open(number, file, reply)? {
-            SourceAccess::Backing(backing) => {
-                let handle = self.add(number, HandleContent::Backing, None);
-                Ok(OpenReply { handle, flags: NO_FLUSH_FLAG, backing: Some(backing) })
-            }
-            SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
-                let fresh = fresh_state.map(FreshCache::Source);
-                let content = HandleContent::Source(file, cached_file);
-                Ok(self.add_cached(number, content, is_cache_valid, fresh))
-            }
-        }
-    }
-
-    /// Adds a handle whose pages the kernel caches.
-    fn add_cached(
-        &self,
-        number: u64,
-        content: HandleContent,
-        is_cache_valid: bool,
-        fresh: Option<FreshCache>,
-    ) -> OpenReply {
         let handle = self.add(number, content, fresh);
         let flags = keep_cache_if(is_cache_valid) | NO_FLUSH_FLAG;
-        OpenReply { handle, flags, backing: None }
+        Ok(OpenReply { handle, flags, backing: None })
+    }
+
+    /// Adds a handle that the kernel reads by itself.
+    fn add_backing(&self, number: u64, backing: Arc<BackingId>) -> OpenReply {
+        let handle = self.add(number, HandleContent::Backing, None);
+        OpenReply { handle, flags: NO_FLUSH_FLAG, backing: Some(backing) }
     }
 
     fn add(&self, number: u64, content: HandleContent, fresh: Option<FreshCache>) -> u64 {

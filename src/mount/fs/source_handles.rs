@@ -1,4 +1,4 @@
-//! Open source files that are shown as they are: passed through to the kernel, or read through the cache.
+//! Open source files: passed through to the kernel, or read through the cache as they are.
 
 use std::collections::HashMap;
 use std::io;
@@ -81,8 +81,13 @@ impl SourceHandles {
         self.passthrough.store(is_enabled, Ordering::Relaxed);
     }
 
-    /// Tells the kernel that the attributes of a file are others than those of its inode, if they are.
-    pub fn invalidate_outdated_attributes(&self, number: u64, inode: &Inode, file: &OpenFile) {
+    pub fn open(
+        &self,
+        number: u64,
+        inode: &Inode,
+        file: OpenFile,
+        reply: &ReplyOpen,
+    ) -> Result<SourceAccess, ViewError> {
         let identity = file.file().identity();
         if !inode.attributes.has_identity(&identity)
             && let Some(notifier) = self.notifier.get()
@@ -91,18 +96,7 @@ impl SourceHandles {
             // inode, and then it asks for the attributes anyway.
             let _ = notifier.inval_inode(INodeNo(number), ATTRIBUTES_ONLY, 0);
         }
-    }
-
-    pub fn open(
-        &self,
-        number: u64,
-        file: OpenFile,
-        reply: &ReplyOpen,
-    ) -> Result<SourceAccess, ViewError> {
-        let identity = file.file().identity();
-        if self.is_passthrough_enabled()
-            && let Some(backing) = self.backing(number, &file, reply)
-        {
+        if let Some(backing) = self.pass_through(number, &file, reply) {
             return Ok(SourceAccess::Backing(backing));
         }
         let state = file.file().state();
@@ -140,7 +134,15 @@ impl SourceHandles {
     }
 
     /// Passes a file through to the kernel, if that is possible.
-    fn backing(&self, number: u64, file: &OpenFile, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
+    pub fn pass_through(
+        &self,
+        number: u64,
+        file: &OpenFile,
+        reply: &ReplyOpen,
+    ) -> Option<Arc<BackingId>> {
+        if !self.is_passthrough_enabled() {
+            return None;
+        }
         let mut backings = lock(&self.backings);
         if let Some((backing, count)) = backings.get_mut(&number) {
             *count += 1;

@@ -157,6 +157,24 @@ def test_versions_of_one_model_share_their_layout_and_no_identity(versions, moun
     assert [len(different) for different in values] == [1, len(states)]
 
 
+def test_versions_of_a_base_of_one_shard_share_its_layout(tmp_path, mounts):
+    rng = random.Random(5)
+    base, run = any_model(rng), tmp_path / "run"
+    write_whole(run, 1, base, shards=1)
+    recipe = tmp_path / "views.toml"
+    recipe.write_text(f'[[file]]\npath = "newest/model.safetensors"\nbase = "{name_of(1)}"\ndeltas = "auto"\n')
+    mount = mounts(run, "--views", recipe)
+
+    def attribute(folder, kind="layout"):
+        return os.getxattr(mount / folder / "model.safetensors", f"user.ckptfs.{kind}")
+
+    layout, identity = attribute("newest"), attribute("newest", "identity")
+    write_delta(run, 2, base, changed(rng, base, 0.02))
+    until("the delta is the newest", lambda: attribute("newest", "identity") != identity)
+    assert attribute("newest") == layout
+    assert attribute(name_of(1)) == attribute(name_of(2))
+
+
 def test_a_new_version_shows_within_a_second(tmp_path, mounts):
     rng = random.Random(3)
     states = [any_model(rng)]

@@ -1,14 +1,19 @@
-"""What the kernel reads by itself: files shown unchanged, and virtual files that have one source file's bytes."""
+"""Passthrough: the kernel reads files shown unchanged, and virtual files that are identical to their source."""
 
 import json
 import os
 import platform
+import re
+import struct
+import subprocess
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from mounts import until
+import ckptfs as package
+from ckptfs.torch import load_file as load
+from mounts import PATIENCE, until
 from page_cache import cached_bytes, evict
 from samples import numbers, write_shards
 
@@ -16,7 +21,7 @@ MIB = 1 << 20
 
 NAME = "model.safetensors"
 
-KERNEL = tuple(map(int, platform.release().split("-")[0].split(".")[:2]))
+KERNEL = tuple(map(int, re.match(r"(\d+)\.(\d+)", platform.release()).groups()))
 pytestmark = pytest.mark.skipif(KERNEL < (6, 9), reason="passthrough needs Linux 6.9")
 
 UNCHANGED_VIEW = f"""
@@ -25,6 +30,8 @@ path = "view/{NAME}"
 from = ["lone"]
 beside = ["config.json"]
 """
+
+VIEW_OF_A_FILE = f'[[file]]\npath = "again/{NAME}"\nfrom = ["plain"]\n'
 
 RENAMED_VIEW = UNCHANGED_VIEW + "rename = [{ match = '^layers', to = 'blocks' }]\n"
 
@@ -50,20 +57,36 @@ def read_by_daemon(mount, path):
     return content, mount.stats()["bytes_served"] - before
 
 
-def test_the_kernel_reads_what_has_one_source_files_bytes(mounts, models, tmp_path):
+def test_the_kernel_reads_virtual_files_identical_to_their_source(mounts, models, tmp_path):
     recipe = tmp_path / "views.toml"
-    recipe.write_text(UNCHANGED_VIEW)
+    recipe.write_text(UNCHANGED_VIEW + VIEW_OF_A_FILE)
     mount = mounts(models, "--views", recipe)
     assert mount.stats()["passthrough"] is True
-    sources = {f"lone/{NAME}": shard(models), f"view/{NAME}": shard(models), f"plain/{NAME}": models / "plain" / NAME}
+    sources = {f"{folder}/{NAME}": shard(models) for folder in ("lone", "view")}
+    sources |= {f"{folder}/{NAME}": models / "plain" / NAME for folder in ("plain", "again")}
     for path, source in sources.items():
         evict([source])
         content, served = read_by_daemon(mount, path)
         assert (content, served) == (source.read_bytes(), 0), path
-        # A mapping has the pages of the source: there is no second copy.
+        # The mounted file shares the source's cached pages: there is no second copy.
         assert cached_bytes([source]) == cached_bytes([mount / path]) >= source.stat().st_size, path
-        assert load_file(mount / path).keys() == load_file(source).keys(), path
+        assert load_file(mount / path).keys() == load_file(source).keys() == load(mount / path).keys(), path
+        assert not package.last_report().fallbacks, path
     assert mount.stats()["bytes_served"] == 0
+
+
+def test_a_passed_through_source_that_changes_in_place_is_read_as_it_is(mounts, models):
+    mount = mounts(models)
+    with open(mount / f"lone/{NAME}", "rb") as file:
+        file.read(MIB)
+        change_in_place(shard(models))
+        assert file.read().endswith(b"changed!")
+
+
+def change_in_place(path):
+    with open(path, "r+b") as source:
+        source.seek(-8, os.SEEK_END)
+        source.write(b"changed!")
 
 
 def test_without_passthrough_the_daemon_serves_the_same_bytes(mounts, models):
@@ -71,34 +94,76 @@ def test_without_passthrough_the_daemon_serves_the_same_bytes(mounts, models):
     content, served = read_by_daemon(mount, f"lone/{NAME}")
     assert content == shard(models).read_bytes() and served >= len(content)
     with open(mount / f"lone/{NAME}", "rb") as file:
-        with open(shard(models), "r+b") as source:
-            source.seek(-8, os.SEEK_END)
-            source.write(b"changed!")
+        change_in_place(shard(models))
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with pytest.raises(OSError):
             file.read()
 
 
-def test_a_file_whose_bytes_differ_in_anything_is_served_by_the_daemon(mounts, models, tmp_path):
+IN_A_USER_NAMESPACE = """
+set -e
+"$0" mount "$1" "$2"
+exec 3<"$2/lone/model.safetensors"
+head -c 65536 <&3 >/dev/null
+sleep 0.1
+printf changed! | dd of="$3" bs=1 seek=$(($(stat -c %s "$3") - 8)) conv=notrunc status=none
+if cat <&3 >/dev/null 2>&1; then echo "read to the end"; else echo "refused"; fi
+exec 3<&-
+"$0" unmount "$2"
+"""
+
+
+def test_where_the_kernel_refuses_to_pass_through_a_changed_source_is_an_error(mounts, models, tmp_path):
+    point = tmp_path / "point"
+    point.mkdir()
+    words = ["unshare", "-Urm", "bash", "-c", IN_A_USER_NAMESPACE, mounts.binary, models, point, shard(models)]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["refused"]), done
+
+
+def with_header_bytes(state, more):
+    """A safetensors file whose header is padded by so many bytes."""
+    content = save(state, metadata={"format": "pt"})
+    [length] = struct.unpack("<Q", content[:8])
+    return struct.pack("<Q", length + more) + content[8 : 8 + length] + b" " * more + content[8 + length :]
+
+
+def in_reverse_order(state):
+    """A safetensors file whose tensors of one byte come first."""
+    parts = {"small": (b"\1" * 16, "U8", [16]), "large": (b"\2" * 16, "F32", [4])}
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, (content, dtype, shape) in parts.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(content)]}
+        end += len(content)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(content for content, _, _ in parts.values())
+
+
+def test_a_file_that_differs_from_its_source_is_served_by_the_daemon(mounts, models, tmp_path):
     recipe = tmp_path / "views.toml"
     recipe.write_text(RENAMED_VIEW)
     state = load_file(shard(models))
-
-    def write(name, metadata):
+    contents = {
+        "without-format": save(state, metadata={"other": "metadata"}), "odd-header": with_header_bytes(state, 3),
+        "other-order": in_reverse_order(state),
+    }  # fmt: skip
+    for name, content in contents.items():
         (models / name).mkdir()
-        save_file(state, models / name / "model-00001-of-00001.safetensors", metadata=metadata)
-        index = {"metadata": {}, "weight_map": dict.fromkeys(state, "model-00001-of-00001.safetensors")}
+        path = models / name / shard(models).name
+        path.write_bytes(content)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(path), path.name)}
         (models / name / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    write("without-format", {"other": "metadata"})
     mount = mounts(models, "--views", recipe)
-    for path in (f"view/{NAME}", f"without-format/{NAME}"):
-        content, served = read_by_daemon(mount, path)
-        assert served >= len(content) > sum(tensor.nbytes for tensor in state.values()), path
+    for name in ("view", *contents):
+        content, served = read_by_daemon(mount, f"{name}/{NAME}")
+        # Its header is ours, and ends at a page.
+        assert served >= len(content) and struct.unpack("<Q", content[:8])[0] % 4096 == 4088, name
+        assert content != contents.get(name)
     assert load_file(mount / f"view/{NAME}").keys() == {name.replace("layers", "blocks") for name in state}
 
 
-def test_a_replaced_source_shows_at_the_next_open_and_open_files_stay_what_they_were(mounts, models, tmp_path):
+def test_a_replaced_source_shows_at_the_next_open_and_open_files_keep_their_bytes(mounts, models, tmp_path):
     mount = mounts(models)
     before = shard(models).read_bytes()
     state = {name: tensor + 1 for name, tensor in load_file(shard(models)).items()}
@@ -114,7 +179,7 @@ def test_a_replaced_source_shows_at_the_next_open_and_open_files_stay_what_they_
     assert mount.stats()["bytes_served"] == 0
 
 
-def test_a_shard_that_its_index_does_not_fit_is_refused(mounts, models):
+def test_a_shard_that_lacks_a_tensor_of_its_index_is_refused(mounts, models):
     index = models / "lone/model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"absent": "model-00001-of-00001.safetensors"}}))
     mount = mounts(models)
