@@ -236,8 +236,9 @@ def test_growth_is_an_exponent_from_the_row_before(page):
     add(page, results("growth", **{"growth-files": rows}))
     render_docs.write(page, folder_of(page))
     lines = page.read_text().splitlines()
-    assert "| 100 | 10.000 | 1.00 | 0.50 | 10 | 0.00 |" in lines
-    assert "| 1,000 | 1000.000 | 2.00 | 0.50 | 10 | 0.00 |" in lines
+    assert "| 100 | 10.000 (10.000 to 10.000) | 1.00 | 0.50 | 10 | 0.00 |" in lines
+    assert "| 1,000 | 1,000.000 (1,000.000 to 1,000.000) | 2.00 | 0.50 | 10 | 0.00 |" in lines
+    assert {"growth-files.svg", "growth-files-memory.svg"} <= {path.name for path in folder_of(page).iterdir()}
 
 
 def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
