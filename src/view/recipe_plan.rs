@@ -190,7 +190,8 @@ fn beside_directory(root: &Root, base: &Path, file: &RecipeFile) -> PathBuf {
     }
 }
 
-/// The names of a directory that a file shows beside it. Each rule must match one, unless it is optional.
+/// The names of a directory that a file shows beside it. Each rule must match one, unless it is optional. In a directory that
+/// cannot be listed, no rule is.
 fn names_beside(
     root: &Root,
     directory: &Path,
@@ -199,9 +200,11 @@ fn names_beside(
     if file.beside.is_empty() {
         return Ok(Vec::new());
     }
-    let entries = root.entries(directory).unwrap_or_default();
+    let listed = root.entries(directory);
+    let is_listed = matches!(listed, Ok(_) | Err(SourceError::Missing { .. }));
+    let entries = listed.unwrap_or_default();
     let names: Vec<&str> = entries.iter().filter_map(|entry| entry.name.to_str()).collect();
-    for rule in file.beside.iter().filter(|rule| !rule.optional) {
+    for rule in file.beside.iter().filter(|rule| !(rule.optional && is_listed)) {
         if !names.iter().any(|name| rule.names.matches(name)) {
             let directory = root.shown_path(directory).display().to_string();
             return Err(RecipeFault::NothingBeside { glob: rule.names.to_string(), directory });

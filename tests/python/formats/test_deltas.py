@@ -169,10 +169,20 @@ def test_versions_of_a_base_of_one_shard_share_its_layout(tmp_path, mounts):
         return os.getxattr(mount / folder / "model.safetensors", f"user.ckptfs.{kind}")
 
     layout, identity = attribute("newest"), attribute("newest", "identity")
-    write_delta(run, 2, base, changed(rng, base, 0.02))
+    after = changed(rng, base, 0.02)
+    write_delta(run, 2, base, after)
     until("the delta is the newest", lambda: attribute("newest", "identity") != identity)
     assert attribute("newest") == layout
     assert attribute(name_of(1)) == attribute(name_of(2))
+    [shard] = (run / name_of(1)).glob("model-*.safetensors")
+    # The base is the shard, header included, and the delta has its header.
+    contents = [(mount / name_of(version) / "model.safetensors").read_bytes() for version in (1, 2)]
+    assert contents[0] == shard.read_bytes() != contents[1]
+    data_start = 8 + int.from_bytes(contents[0][:8], "little")
+    assert contents[0][:data_start] == contents[1][:data_start]
+    for folder in (name_of(2), "newest"):
+        check_same(load_original(mount / folder / "model.safetensors"), after)
+        check_same(load_file(mount / folder), after)
 
 
 def test_a_new_version_shows_within_a_second(tmp_path, mounts):
