@@ -97,11 +97,13 @@ class Machine:
 
     def measure_with_and_without_ballast(self, measure):
         """Calls `measure` with the ballast and without it. Returns all runs, each marked with `ballast`."""
-        runs = []
+        return [run | mark for mark in self.each_ballast() for run in measure()]
+
+    def each_ballast(self):
+        """Holds free memory, then leaves it alone. Yields what marks the runs of each."""
         for ballast in (Ballast, NoBallast):
             with self.with_ballast(ballast()):
-                runs += [run | {"ballast": self.has_ballast} for run in measure()]
-        return runs
+                yield {"ballast": self.has_ballast}
 
     @contextmanager
     def mounted(self, source, **options):

@@ -19,7 +19,6 @@ from ckptfs.bench.usage import processor_seconds
 from bench import REPOSITORY, workloads
 from bench.fixtures import RUNS, first_byte, in_page_cache, alternate
 from bench.machine import load, machine, span
-from bench.memory_ballast import Ballast, NoBallast
 from bench.models import Models
 from bench.results import Results
 from bench.workloads import make_request
@@ -376,10 +375,8 @@ def main(*names):
         bench = Bench(bench_machine, Models(os.environ.get("CKPTFS_BENCH_MODELS", bench_machine.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:
             rows = {}
-            for ballast in (Ballast(), NoBallast()):
-                with bench_machine.with_ballast(ballast):
-                    for row, runs in CASES[name](bench):
-                        state = {"ballast": bench_machine.has_ballast}
-                        rows.setdefault(row, []).extend(run | state for run in runs)
+            for mark in bench_machine.each_ballast():
+                for row, runs in CASES[name](bench):
+                    rows.setdefault(row, []).extend(run | mark for run in runs)
             for row, runs in rows.items():
                 results.add("targets", [row], runs)
