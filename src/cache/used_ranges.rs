@@ -25,7 +25,7 @@ impl UsedRanges {
                 by_origin[origin.0 as usize].push(offset..offset + (range.end - range.start));
             }
         }
-        let merge = |ranges| merge(ranges, max_gap_bytes);
+        let merge = |ranges| merge_ranges(ranges, max_gap_bytes);
         UsedRanges { by_origin: by_origin.into_iter().map(merge).collect() }
     }
 
@@ -38,7 +38,7 @@ impl UsedRanges {
 }
 
 /// Joins ranges that overlap, or lie at most so far apart.
-fn merge(mut ranges: Vec<Range<u64>>, max_gap_bytes: u64) -> Box<[Range<u64>]> {
+pub fn merge_ranges(mut ranges: Vec<Range<u64>>, max_gap_bytes: u64) -> Box<[Range<u64>]> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for range in ranges {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn ranges_are_merged_over_small_gaps() {
-        let merged = merge(vec![900..1000, 0..10, 30..40, 61..70], 20);
+        let merged = merge_ranges(vec![900..1000, 0..10, 30..40, 61..70], 20);
         assert_eq!(*merged, [0..40, 61..70, 900..1000]);
         let used = UsedRanges { by_origin: Box::new([merged]) };
         assert_eq!(used.containing(0, &(5..9)), 0..40);

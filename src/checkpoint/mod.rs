@@ -65,9 +65,9 @@ pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;
 pub use tensor::{
-    Axis, AxisSlice, Boxes, ByteRun, CastError, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin,
-    OriginId, PatchedBytes, Shape, SliceError, StackError, Tensor, TensorBox, TensorBytes,
-    TensorName, TensorPart, TilingError, find_overlaps,
+    Axis, AxisSlice, Boxes, ByteRun, CastError, Dtype, Grid, LayoutKind, MAX_ELEMENT_BYTES,
+    MAX_OVERLAP_COUNT, Origin, OriginId, PatchedBytes, Shape, SliceError, StackError, Tensor,
+    TensorBox, TensorBytes, TensorName, TensorPart, TilingError, find_overlaps,
 };
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};
 pub use training_error::TrainingError;

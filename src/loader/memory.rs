@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use crate::checkpoint::{OpenOrigins, Tensor, TensorBytes};
+use crate::checkpoint::{MAX_ELEMENT_BYTES, OpenOrigins, Tensor, TensorBytes};
 use crate::huge_pages;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, SourceError};
 
@@ -22,9 +22,6 @@ const MIN_MAPPED_BYTES: usize = 256 << 10;
 
 /// The widest vector that a processor works with.
 const ALIGNMENT_BYTES: usize = 64;
-
-/// No element of a tensor needs a larger alignment.
-const MAX_ELEMENT_BYTES: u64 = 8;
 
 /// Where the memory of a tensor begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::checkpoint::{
-    ByteRun, Checkpoint, Format, MAX_HEADER_BYTES, OpenOrigins, Origin, OriginId, ParseOptions,
-    Tensor, TensorBytes, header_describes,
+    ByteRun, Checkpoint, Format, MAX_ELEMENT_BYTES, MAX_HEADER_BYTES, OpenOrigins, Origin,
+    OriginId, ParseOptions, Tensor, TensorBytes, header_describes,
 };
 use crate::source::{OpenFile, SourceFile};
 use crate::threads::lock;
@@ -21,9 +21,6 @@ use super::store_reads::{interleaved_tensors, read_items, window_bytes};
 
 /// Maximum bytes of data: what a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
-
-/// Size of the largest element. Every tensor is aligned to its element if the data starts at a multiple of this.
-const MAX_ELEMENT_BYTES: usize = 8;
 
 /// A checkpoint as one virtual safetensors file.
 #[derive(Debug)]
@@ -200,7 +197,7 @@ impl VirtualFile {
     fn matches_header(&self, header: &Arc<[u8]>) -> bool {
         let size = header.len() as u64 + self.data_bytes();
         self.source_has_format
-            && header.len().is_multiple_of(MAX_ELEMENT_BYTES)
+            && (header.len() as u64).is_multiple_of(MAX_ELEMENT_BYTES)
             && header_describes(header, size, &self.tensors, &self.metadata)
     }
 

@@ -1,4 +1,5 @@
 //! Reading sources, on threads that may wait.
 
 pub mod executor;
+mod origin_reader;
 pub mod source;

@@ -4,6 +4,7 @@
 //! is the answer to every later read. Pages that reads through the page cache bring in are evicted: blocks hold the
 //! same bytes.
 
+use std::collections::BTreeMap;
 use std::ops::{DerefMut, Range};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,16 +15,14 @@ use crate::cache::block::pool::{Buffer, with_scratch};
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
-use crate::cache::used_ranges::MAX_LOCAL_GAP_BYTES;
+use crate::cache::used_ranges::{MAX_LOCAL_GAP_BYTES, merge_ranges};
 use crate::checkpoint::{ByteRun, ConvertedRun, OriginId};
 use crate::log_throttle::LogThrottle;
-use crate::source::{
-    ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, PageCacheGuard, PreferredRequests, SourceError,
-    Storage,
-};
+use crate::source::{ActiveRead, DIRECT_ALIGNMENT_BYTES, FileReader, SourceError, Storage};
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
-use super::executor::{DeviceKind, ExecutorSet, IoExecutor, IoJob, STORE_PREFETCH_THREAD_COUNT};
+use super::executor::{ExecutorSet, IoJob, STORE_PREFETCH_THREAD_COUNT};
+use super::origin_reader::OriginReader;
 
 /// A read of more segments than this comes back to the same pages: they are evicted when the file is closed.
 const MAX_EVICTED_SEGMENTS: usize = 8;
@@ -55,17 +54,6 @@ pub struct PreferredReadahead {
     /// Whether to prefetch the tensors, and pages of tensors, that a reader is expected to read next. On a local disk that won
     /// no time and cost a tenth of the processor time.
     pub predicts_tensors: bool,
-}
-
-/// Reads one origin: a file, memory, or a tensor that deltas change.
-struct OriginReader {
-    id: OriginId,
-    /// Whether calls to its filesystem never wait for another program or machine. Those of a patched tensor
-    /// may: other threads wait for the one that decodes it.
-    is_local: bool,
-    executor: Arc<IoExecutor>,
-    /// The file, if it is one.
-    file: Option<(FileReader, PageCacheGuard)>,
 }
 
 impl FileSources {
@@ -176,15 +164,9 @@ impl FileSources {
             let mut read_from = None;
             for segment in segments() {
                 let out = part_of(scratch, range, &segment.range);
-                let run = match segment.bytes {
-                    SegmentSource::Run { origin, offset } => {
-                        self.file(origin).map(|file| (file, origin, offset))
-                    }
-                    SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
-                };
-                match run {
-                    Some((file, origin, offset)) => {
-                        if !file.read_cached(out, offset) {
+                match self.file_run(&segment) {
+                    Some((file, origin, run)) => {
+                        if !file.read_cached(out, run.start) {
                             return Err(reply);
                         }
                         if read_from != Some(origin)
@@ -216,10 +198,9 @@ impl FileSources {
     fn lend_page_cache(&self, range: &Range<u64>, reply: PendingReply) -> Result<(), PendingReply> {
         let mut segments = self.virtual_file().segments(range.clone());
         let (Some(segment), None) = (segments.next(), segments.next()) else { return Err(reply) };
-        let SegmentSource::Run { origin, offset } = segment.bytes else { return Err(reply) };
-        let Some(file) = self.file(origin) else { return Err(reply) };
-        let len = range.end - range.start;
-        let Some(lent) = file.lend_cached(&(offset..offset + len)) else { return Err(reply) };
+        let Some((file, origin, run)) = self.file_run(&segment) else { return Err(reply) };
+        let len = run.end - run.start;
+        let Some(lent) = file.lend_cached(&run) else { return Err(reply) };
         self.counters.cached.fetch_add(1, Relaxed);
         self.counters.cached_bytes.fetch_add(len, Relaxed);
         self.counters.lent_bytes.fetch_add(len, Relaxed);
@@ -395,27 +376,20 @@ impl FileSources {
         range: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), CacheError> {
-        let runs = segments.iter().filter_map(|segment| match segment.bytes {
-            SegmentSource::Run { origin, offset } => {
-                Some((origin, offset..offset + (segment.range.end - segment.range.start)))
-            }
-            SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
-        });
-        for (origin, run) in coalesce_runs(runs) {
-            if let Some(file) = self.file(origin) {
+        let mut runs: BTreeMap<OriginId, Vec<Range<u64>>> = BTreeMap::new();
+        for (_, origin, run) in segments.iter().filter_map(|segment| self.file_run(segment)) {
+            runs.entry(origin).or_default().push(run);
+        }
+        for (origin, runs) in runs {
+            let Some(file) = self.file(origin) else { continue };
+            for run in merge_ranges(runs, MAX_LOCAL_GAP_BYTES) {
                 file.open_file().advise_will_need(run);
             }
         }
         for segment in segments {
             let out = part_of(out, range, &segment.range);
-            let file = match segment.bytes {
-                SegmentSource::Run { origin, offset } => {
-                    self.file(origin).map(|file| (file, offset))
-                }
-                SegmentSource::Header(_) | SegmentSource::Tensor { .. } => None,
-            };
-            match file {
-                Some((file, offset)) => file.read_without_readahead(out, offset)?,
+            match self.file_run(segment) {
+                Some((file, _, run)) => file.read_without_readahead(out, run.start)?,
                 None => drop(self.reader.read_at(out, segment.range.start)?),
             }
         }
@@ -522,6 +496,13 @@ impl FileSources {
         self.retain_runs(self.virtual_file().tensors()[index].bytes.extents())
     }
 
+    /// The file that holds a segment in one run, its origin, and the run.
+    fn file_run(&self, segment: &Segment) -> Option<(&FileReader, OriginId, Range<u64>)> {
+        let SegmentSource::Run { origin, offset } = segment.bytes else { return None };
+        let len = segment.range.end - segment.range.start;
+        Some((self.file(origin)?, origin, offset..offset + len))
+    }
+
     /// The reader of an origin that is a file.
     fn file(&self, origin: OriginId) -> Option<&FileReader> {
         self.sources[origin.0 as usize].file.as_ref().map(|(file, _)| file)
@@ -549,78 +530,6 @@ impl Drop for FileSources {
             }
         }
     }
-}
-
-impl OriginReader {
-    fn new(
-        id: OriginId,
-        reader: &VirtualFileReader,
-        executors: &ExecutorSet,
-        memory_limit: u64,
-    ) -> OriginReader {
-        let origins = reader.origins();
-        let is_patched = origins.is_patched(id);
-        // A patched tensor is read on the threads of its first file.
-        let first_file = origins.read_origins(id).find_map(|origin| origins.file(origin));
-        let file = reader.file(id).map(|file| {
-            let file = FileReader::new(file);
-            let guard = file.guard_reads();
-            (file, guard)
-        });
-        let device = first_file.map(|file| file.file().identity().dev);
-        let is_disk = first_file.is_none_or(|file| FileReader::new(file).is_local());
-        let kind = match first_file.map(|file| file.storage()) {
-            Some(Storage::Store(preferred)) => DeviceKind::store(preferred.max_count, memory_limit),
-            Some(Storage::Filesystem) if !is_disk => DeviceKind::Network,
-            Some(Storage::Filesystem | Storage::DiskCache) | None => DeviceKind::Disk,
-        };
-        let executor = executors.for_device(device, kind);
-        OriginReader { id, is_local: is_disk && !is_patched, executor, file }
-    }
-
-    fn preferred_requests(&self) -> Option<PreferredRequests> {
-        self.file.as_ref()?.0.preferred_requests()
-    }
-
-    /// Fills `out` through the page cache, and evicts what that brought in.
-    fn read_through(
-        &self,
-        reader: &VirtualFileReader,
-        out: &mut [u8],
-        offset: u64,
-    ) -> Result<(), SourceError> {
-        let Some((file, guard)) = &self.file else {
-            return reader.origins().origin(self.id).read_exact_at(out, offset);
-        };
-        let range = offset..offset + out.len() as u64;
-        guard.read_through(file.open_file(), &range, || file.read_without_readahead(out, offset))
-    }
-
-    /// To be called before reads through the page cache that return to the same pages, and held until they are over.
-    /// The pages are evicted when the file is closed.
-    fn retain_pages(&self, range: &Range<u64>) -> Option<ActiveRead<'_>> {
-        let (file, guard) = self.file.as_ref()?;
-        Some(guard.retain(file.open_file(), range))
-    }
-}
-
-/// Joins consecutive runs of one origin over gaps of at most [`MAX_LOCAL_GAP_BYTES`].
-fn coalesce_runs(
-    runs: impl Iterator<Item = (OriginId, Range<u64>)>,
-) -> Vec<(OriginId, Range<u64>)> {
-    let mut joined: Vec<(OriginId, Range<u64>)> = Vec::new();
-    for (origin, run) in runs {
-        match joined.last_mut() {
-            Some((last_origin, last))
-                if *last_origin == origin
-                    && (last.start..=last.end + MAX_LOCAL_GAP_BYTES).contains(&run.start) =>
-            {
-                last.end = last.end.max(run.end);
-            }
-            _ => joined.push((origin, run)),
-        }
-    }
-    joined
 }
 
 /// The range of an aligned buffer that a block fills.

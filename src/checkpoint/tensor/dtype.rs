@@ -8,6 +8,9 @@ use Dtype::*;
 
 use super::Shape;
 
+/// Size of the largest element. No element needs a larger alignment.
+pub const MAX_ELEMENT_BYTES: u64 = 8;
+
 /// An element type that safetensors can hold. The order is that of the format's own library, by which it sorts the
 /// tensors of a file.
 #[allow(missing_docs)] // The variants are the format's own names.

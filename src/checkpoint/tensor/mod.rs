@@ -17,7 +17,7 @@ pub use bytes::{
     Axis, Boxes, ByteRun, Grid, OriginId, TensorBox, TensorBytes, TensorPart, value_index,
 };
 pub use cast::{CastError, cast_kernel};
-pub use dtype::{Dtype, StorageElement};
+pub use dtype::{Dtype, MAX_ELEMENT_BYTES, StorageElement};
 pub use name::TensorName;
 pub use origin::Origin;
 pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};

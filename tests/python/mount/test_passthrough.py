@@ -134,7 +134,7 @@ def with_header_bytes(state, more):
     return struct.pack("<Q", length + more) + content[8 : 8 + length] + b" " * more + content[8 + length :]
 
 
-def in_reverse_order(state):
+def in_reverse_order():
     """A safetensors file whose tensors of one byte come first."""
     parts = {"small": (b"\1" * 16, "U8", [16]), "large": (b"\2" * 16, "F32", [4])}
     header, end = {"__metadata__": {"format": "pt"}}, 0
@@ -152,7 +152,7 @@ def test_a_file_that_differs_from_its_source_is_served_by_the_daemon(mounts, mod
     state = load_file(shard(models))
     contents = {
         "without-format": save(state, metadata={"other": "metadata"}), "odd-header": with_header_bytes(state, 3),
-        "other-order": in_reverse_order(state),
+        "other-order": in_reverse_order(),
     }  # fmt: skip
     for name, content in contents.items():
         (models / name).mkdir()
