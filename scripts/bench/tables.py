@@ -200,6 +200,12 @@ TABLES = {
         median("copied, patched and loaded, seconds", "other"),
         spreads("ratio: median (least to most)", ratios("ours", "other")),
     )),
+    "versions-reads": PageTable("versions", (
+        label("a version read whole through a mount"), median("seconds", "ours"),
+        median("copied, patched and read, seconds", "other"),
+        spreads("ratio: median (least to most)", ratios("ours", "other")),
+        maximum("the daemon's peak memory, MB", "peak", 1e-6), maximum("its `--memory`, MB", "budget", 1e-6),
+    )),
     "views-casts": PageTable("views", (
         label("`VirtualFileReader::read_at`, source cached, one thread"), median("seconds", "cast", 3),
         median("`memcpy` of as many bytes, seconds", "memcpy", 3),

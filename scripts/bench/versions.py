@@ -1,5 +1,5 @@
-"""Versions that a trainer writes as deltas: the time from the arrival of one to its first byte, and that of a load. Beside
-them, the base is copied, and the copy is patched."""
+"""Versions that a trainer writes as deltas: the time from an arrival to the first byte, and those to load and to read all.
+Beside them, the base is copied, and the copy is patched. Reads also have the daemon's memory."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from bench.fixtures import RUNS, alternate
+from bench.growth import read_whole
 from bench.machine import machine
 from bench.results import Results
 
@@ -234,9 +235,21 @@ def main(*encodings):
         def patch_and_load(encoding, prepare):
             return patched_first_byte(encoding, prepare) + loaded(local)
 
+        def read(encoding, prepare):
+            run, publish = arrive(encoding)
+            publish()
+            prepare()
+            with measuring.mounted(run):
+                return read_whole(measuring.point / "weight_v000001/model.safetensors")
+
+        def patch_and_read(encoding, prepare):
+            return patched_first_byte(encoding, prepare) + read_whole(local / "model.safetensors")
+
         def compare(table, label, ours, other):
+            measuring.peaks.clear()
             runs = alternate(["ours", "other"], lambda name: {"ours": ours, "other": other}[name](), RUNS)
-            results.add(table, [label], runs)
+            memory = measuring.peaks or [{}] * len(runs)
+            results.add(table, [label], [run | used for run, used in zip(runs, memory, strict=True)])
 
         files = [base / "model.safetensors"]
         for encoding in encodings:
@@ -247,10 +260,11 @@ def main(*encodings):
                         lambda: first_byte(encoding, prepare), lambda: patched_first_byte(encoding, prepare),
                     )  # fmt: skip
             cached = lambda: measuring.warm(*files)
-            compare(
-                "versions-loads", f"{encoding}, base cached",
-                lambda: load(encoding, cached), lambda: patch_and_load(encoding, cached),
-            )  # fmt: skip
+            for table, ours, other in (("loads", load, patch_and_load), ("reads", read, patch_and_read)):
+                compare(
+                    f"versions-{table}", f"{encoding}, base cached",
+                    lambda: ours(encoding, cached), lambda: other(encoding, cached),
+                )  # fmt: skip
 
 
 def ensure(folder):

@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use error::MountError;
-pub use lifecycle::session::MountSession;
+pub use lifecycle::session::{MountSession, MountSurvey};
 pub use memory_limit::{cgroup_limit, machine_memory};
 pub use options::{
     MAX_THREADS, MIN_MEMORY_BYTES, MIN_READAHEAD_BYTES, MountOptions, default_memory,
@@ -29,7 +29,7 @@ use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
 use crate::source::shown_path;
 use crate::threads::spawn;
-use crate::view::{Survey, View, ViewEntry};
+use crate::view::{View, ViewEntry};
 use fs::{
     BlockingPool, FilesystemState, FuseFilesystem, HandleTable, Listings, MountDescription,
     OwnerOverride,
@@ -127,15 +127,15 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
 
 /// A survey of the view that runs while the mount is made.
 struct RunningSurvey {
-    result: mpsc::Receiver<Option<Survey>>,
+    result: mpsc::Receiver<MountSurvey>,
     until: Instant,
 }
 
 impl RunningSurvey {
-    /// The result, if there is one in time.
-    fn finish(self) -> Option<Survey> {
+    /// The result, empty if there is none in time.
+    fn finish(self) -> MountSurvey {
         let remaining = self.until.saturating_duration_since(Instant::now());
-        self.result.recv_timeout(remaining).ok().flatten()
+        self.result.recv_timeout(remaining).unwrap_or_default()
     }
 }
 
@@ -143,8 +143,9 @@ fn start_survey(view: &Arc<View>) -> RunningSurvey {
     let (send, result) = mpsc::channel();
     let (view, until) = (Arc::clone(view), Instant::now() + SURVEY_TIMEOUT);
     let survey = move || {
+        let recipe_refusals = view.find_recipe_refusals(until);
         // This fails if the mount was not made, or did not wait.
-        let _ = send.send(view.survey(until));
+        let _ = send.send(MountSurvey { shown: view.survey(until), recipe_refusals });
     };
     // Without a thread there is no result.
     let _ = spawn("ckptfs survey", survey);

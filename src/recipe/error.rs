@@ -45,6 +45,9 @@ impl RecipeError {
     pub fn remedy(&self) -> Cow<'_, str> {
         match self {
             RecipeError::Source(error) => error.remedy(),
+            RecipeError::Io { path, .. } if path == Path::new("auto") => {
+                "give the path of a recipe: `auto` is for mount, ls and fetch".into()
+            }
             RecipeError::Io { .. } => "give the path of a recipe that you may read".into(),
             RecipeError::TooLong { .. } => {
                 "give a recipe: docs/views.md has one for each case".into()
@@ -135,7 +138,7 @@ impl StepError {
     pub fn remedy(&self) -> &'static str {
         match &self.fault {
             StepFault::MatchesNothing { .. } => {
-                "correct the rule, or let it match nothing: optional = true"
+                "correct the rule; in a recipe, `optional = true` lets it match nothing"
             }
             StepFault::NothingLeft => "let `drop` match fewer tensors, or `only` more",
             StepFault::SameSourceName { .. } => {

@@ -129,6 +129,9 @@ pub enum RecipeFault {
     /// No file to show beside it.
     #[error("the rule beside = [\"{glob}\"] matches no name in {directory}")]
     NothingBeside { glob: String, directory: String },
+    /// The files beside it are not known.
+    #[error("`beside` matches names in {directory}, which cannot be listed: {reason}")]
+    UnlistedBeside { directory: String, reason: String },
     /// The configuration has no fields to set.
     #[error("its configuration {config} {reason}")]
     Config { config: String, reason: String },
@@ -155,6 +158,9 @@ impl RecipeFault {
             }
             RecipeFault::NothingBeside { .. } => {
                 "correct the glob, or let it match nothing: optional = true"
+            }
+            RecipeFault::UnlistedBeside { .. } => {
+                "leave `beside` out, or try again when the directory can be listed"
             }
             RecipeFault::Config { .. } => "correct the configuration, or leave `config` out",
             RecipeFault::NotShown { .. } => "give one of these paths, beneath the source",

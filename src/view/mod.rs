@@ -8,6 +8,7 @@
 //! directories. `lookup` says what each name stands for. How a virtual file is read is not known here.
 
 mod base_links;
+mod config_json;
 mod context;
 mod directory;
 mod directory_plan;
@@ -212,8 +213,36 @@ impl View {
         Ok(OpenFile::open_in_root(self.root(), &self.source_path(path))?)
     }
 
+    /// What a file of the recipe shows, or why it shows nothing.
+    pub fn find_recipe_file(&self, file: &RecipeFile) -> Result<Arc<ShownFile>, Arc<Refusal>> {
+        let refused = |error: ViewError| Arc::new(Refusal::new(Vec::new(), &error));
+        if let Some(error) = self.misplaced_recipe(file) {
+            return Err(refused(error));
+        }
+        let entry = self.lookup(&file.path.directory(), file.path.name().as_ref());
+        if let Some(ViewEntry::VirtualFile(shown)) = entry.map_err(refused)? {
+            return Ok(shown);
+        }
+        let refusal = self.directories.recipe_refusal_of(file).or_else(|| self.recipe_refusal());
+        Err(refusal.unwrap_or_else(|| {
+            // Something changed between the lookup and the question why.
+            let path = self.root().shown_path(&self.source_path(file.path.as_path()));
+            refused(ViewError::KeepsChanging { path })
+        }))
+    }
+
+    /// Looks for each file of the recipe, and returns why those are not shown that are refused. The files that are left at
+    /// `until` are not looked for.
+    pub fn find_recipe_refusals(&self, until: Instant) -> Vec<Arc<Refusal>> {
+        let recipe = self.context().recipe();
+        let mut refusals: Vec<_> = recipe.refusal.iter().cloned().collect();
+        let files = recipe.files.iter().take_while(|_| Instant::now() < until);
+        refusals.extend(files.filter_map(|file| self.find_recipe_file(file).err()));
+        refusals
+    }
+
     /// Why no lookup reaches a file of a recipe: its path leads through a link or a file of the source.
-    pub fn misplaced_recipe(&self, file: &RecipeFile) -> Option<ViewError> {
+    fn misplaced_recipe(&self, file: &RecipeFile) -> Option<ViewError> {
         let context = self.context();
         let fault = recipe_plan::link_in_path(&context.root, &context.base, &file.path)?;
         let path = context.root.shown_path(&context.source_path(file.path.as_path()));
@@ -230,11 +259,6 @@ impl View {
         let mut refusals: Vec<_> = self.recipe_refusal().into_iter().collect();
         refusals.extend(self.directories.recipe_refusals());
         refusals
-    }
-
-    /// Why a file of the recipe is not shown, as far as it is known.
-    pub fn recipe_refusal_of(&self, file: &RecipeFile) -> Option<Arc<Refusal>> {
-        self.directories.recipe_refusal_of(file)
     }
 
     /// The number of bytes of virtual files that are kept for the next open.

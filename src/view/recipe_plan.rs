@@ -8,6 +8,7 @@ use crate::checkpoint::Candidate;
 use crate::recipe::{RecipeFile, RelativePath};
 use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
+use super::config_json::set_fields;
 use super::error::{RecipeFault, ViewError};
 use super::names::SortedNames;
 
@@ -135,14 +136,10 @@ impl RecipePlan {
         if file.size() > MAX_CONFIG_BYTES {
             return Err(wrong("is longer than any configuration"));
         }
-        let config: serde_json::Value = serde_json::from_slice(&file.read_whole()?)
-            .map_err(|error| wrong(&format!("is not valid JSON: {error}")))?;
-        let serde_json::Value::Object(mut config) = config else {
-            return Err(wrong("is no JSON object"));
-        };
+        let text = file.read_whole()?;
         file.check_unchanged()?;
-        config.extend(self.file.config.clone());
-        Ok(serde_json::to_vec_pretty(&config).ok())
+        let config = set_fields(&text, &self.file.config).map_err(|reason| wrong(&reason))?;
+        Ok(Some(config.into_bytes()))
     }
 }
 
@@ -190,8 +187,7 @@ fn beside_directory(root: &Root, base: &Path, file: &RecipeFile) -> PathBuf {
     }
 }
 
-/// The names of a directory that a file shows beside it. Each rule must match one, unless it is optional. In a directory that
-/// cannot be listed, no rule is.
+/// The names of a directory that a file shows beside it. Each rule must match one, unless it is optional.
 fn names_beside(
     root: &Root,
     directory: &Path,
@@ -200,14 +196,20 @@ fn names_beside(
     if file.beside.is_empty() {
         return Ok(Vec::new());
     }
-    let listed = root.entries(directory);
-    let is_listed = matches!(listed, Ok(_) | Err(SourceError::Missing { .. }));
-    let entries = listed.unwrap_or_default();
+    let shown_directory = || root.shown_path(directory).display().to_string();
+    let entries = match root.entries(directory) {
+        Ok(entries) => entries,
+        Err(SourceError::Missing { .. }) => Vec::new(),
+        Err(error) => {
+            let (directory, reason) = (shown_directory(), error.to_string());
+            return Err(RecipeFault::UnlistedBeside { directory, reason });
+        }
+    };
     let names: Vec<&str> = entries.iter().filter_map(|entry| entry.name.to_str()).collect();
-    for rule in file.beside.iter().filter(|rule| !(rule.optional && is_listed)) {
+    for rule in file.beside.iter().filter(|rule| !rule.optional) {
         if !names.iter().any(|name| rule.names.matches(name)) {
-            let directory = root.shown_path(directory).display().to_string();
-            return Err(RecipeFault::NothingBeside { glob: rule.names.to_string(), directory });
+            let (glob, directory) = (rule.names.to_string(), shown_directory());
+            return Err(RecipeFault::NothingBeside { glob, directory });
         }
     }
     let is_beside = |name: &&str| file.beside.iter().any(|rule| rule.names.matches(name));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::recipe::{Recipe, RecipeFile, RelativePath};
-use crate::view::{RecipeSource, View, ViewEntry, ViewOptions};
+use crate::view::{RecipeSource, View, ViewOptions};
 use crate::virtual_file::VirtualFile;
 
 use crate::cli::args::ViewsArgs;
@@ -82,20 +82,10 @@ fn open(
     file: &RecipeFile,
     notes: &mut Vec<String>,
 ) -> Result<Arc<VirtualFile>, (String, String)> {
-    let directory = file.path.directory();
-    let text = |error: crate::view::ViewError| (error.to_string(), error.remedy().into_owned());
-    if let Some(error) = view.misplaced_recipe(file) {
-        return Err(text(error));
-    }
-    let looked_up = view.lookup(&directory, file.path.name().as_ref());
-    if let Some(ViewEntry::VirtualFile(shown)) = looked_up.map_err(text)? {
-        notes.extend(shown.notes().iter().cloned());
-        return view.virtual_file(&shown).map_err(text);
-    }
-    let refusal = view.recipe_refusal_of(file).or_else(|| view.recipe_refusal());
-    let refusal = refusal.map(|refusal| (refusal.reason.clone(), refusal.remedy.clone()));
-    let unknown = || ("it is not shown".to_owned(), "run it again".to_owned());
-    Err(refusal.unwrap_or_else(unknown))
+    let found = view.find_recipe_file(file);
+    let shown = found.map_err(|refusal| (refusal.reason.clone(), refusal.remedy.clone()))?;
+    notes.extend(shown.notes().iter().cloned());
+    view.virtual_file(&shown).map_err(|error| (error.to_string(), error.remedy().into_owned()))
 }
 
 fn write_text(file: &CheckedView, out: &mut dyn Write) -> io::Result<()> {

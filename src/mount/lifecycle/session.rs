@@ -18,7 +18,16 @@ use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
 use crate::mount::stats::{MountStats, StatsReporter};
-use crate::view::Survey;
+use crate::view::{Refusal, Survey};
+
+/// What a mount showed when it was made, as far as that was known in time.
+#[derive(Debug, Default)]
+pub struct MountSurvey {
+    /// What it shows of checkpoints.
+    pub shown: Option<Survey>,
+    /// Why files of its recipe are not shown.
+    pub recipe_refusals: Vec<Arc<Refusal>>,
+}
 
 /// A mount that this process serves. Dropping it detaches it.
 pub struct MountSession {
@@ -26,7 +35,7 @@ pub struct MountSession {
     end: Arc<SessionEnd>,
     stats_reporter: StatsReporter,
     pub(in crate::mount) is_privileged: bool,
-    pub(in crate::mount) survey: Option<Survey>,
+    pub(in crate::mount) survey: MountSurvey,
 }
 
 /// The time limit for the first reply of a mount. Milliseconds are usual, but a machine that is short of memory or
@@ -90,7 +99,7 @@ pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
         end: Arc::default(),
         stats_reporter: numbers,
         is_privileged: false,
-        survey: None,
+        survey: MountSurvey::default(),
     };
     // Without `allow_other`, the kernel itself keeps other users out.
     let acl = fuser::SessionACL::All;
@@ -127,9 +136,9 @@ impl MountSession {
         self.is_privileged
     }
 
-    /// What it shows of checkpoints, if that was known when it was made.
-    pub fn survey(&self) -> Option<Survey> {
-        self.survey
+    /// What it showed when it was made.
+    pub fn survey(&self) -> &MountSurvey {
+        &self.survey
     }
 
     /// The mount in the tree.

@@ -194,6 +194,21 @@ def casts_of_a_recipe(path):
         assert (report.cast, report.device_cast, report.bytes) == (cast_bytes, cast_bytes, cast_bytes + 72), report
 
 
+def casts_of_any_layout(folder):
+    """A device casts what lies in one piece; the host casts what it must put in order first."""
+    cast = {"cast": [{"tensors": "*", "to": "float16"}]}
+    stack = {"stack": [{"tensors": r"layers\.(\d+)\.w", "to": "w"}]}
+    in_order = {name: name == "plain.pt" for name in ("plain.pt", "strided.pt", "swapped.pt", "boxed")}
+    cases = [(name, cast, is_one) for name, is_one in in_order.items()] + [("layers.pt", cast | stack, False)]
+    for name, views, is_one in cases:
+        expected = load_file(Path(folder) / name, views=views)
+        assert {tensor.dtype for tensor in expected.values()} == {torch.float16}
+        same(load_file(Path(folder) / name, "cuda", views=views), expected)
+        report, count = ckptfs.last_report(), sum(tensor.nbytes for tensor in expected.values())
+        assert (report.cast, report.device_cast) == (count, count * is_one), (name, report)
+        straight()
+
+
 def casts_there(path):
     copy = Torch.copy
 

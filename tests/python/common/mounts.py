@@ -13,11 +13,12 @@ PATIENCE = 240
 
 
 def until(what, holds, seen=None):
-    """Waits until something holds; fails if it never does, and tells what is seen instead."""
-    end = time.monotonic() + PATIENCE
+    """Waits until something holds, and returns the seconds; fails if it never does, and tells what is seen instead."""
+    start = time.monotonic()
     while not holds():
-        assert time.monotonic() < end, f"still not so: {what}" + (f", but {seen()}" if seen else "")
+        assert time.monotonic() < start + PATIENCE, f"still not so: {what}" + (f", but {seen()}" if seen else "")
         time.sleep(0.05)
+    return time.monotonic() - start
 
 
 def is_mounted(point):

@@ -12,6 +12,7 @@ import re
 import torch
 from safetensors.torch import save_file
 
+import training
 from casts import FLOAT8S, FLOATS, cast, has_cast, name_of
 from compare import bits
 from pickles import turned_round
@@ -77,12 +78,14 @@ class RecipeCase:
     def write_source(self, stem):
         rng = self.rng
         # The names of a training run are always the same: there is at most one.
-        kind = rng.choice(["safetensors", "shards", "zip", "zip", "legacy", "swapped"] + ["zero"] * (stem == "a"))
-        if kind == "zero":
+        kinds = ["safetensors", "shards", "zip", "zip", "legacy", "swapped", "dcp"]
+        kind = rng.choice(kinds + ["zero", "universal"] * (stem == "a"))
+        if kind in ("zero", "universal"):
             self.sources.append(stem)
-            return Run(rng.randint(0, 999)).write(self.folder / stem)
+            run = Run(rng.randint(0, 999))
+            return (run.write if kind == "zero" else run.write_universal)(self.folder / stem)
         # Big-endian files are made by byte-swapping values of one size.
-        dtypes = [torch.float32] if kind == "swapped" else DTYPES
+        dtypes = {"swapped": [torch.float32], "dcp": training.DTYPES}.get(kind, DTYPES)
         writer = Writer(rng.random(), [dtype for dtype in dtypes if kind != "legacy" or dtype not in UNCLASSED])
         tensors = {}
         for n in range(rng.randint(1, 4)):
@@ -93,7 +96,7 @@ class RecipeCase:
             tensors[rng.choice(["{}.model.w{}", "{}.größe_{}.bias", "{}.a/b [{}]*", "{}.x.{}.weight"]).format(stem, n)] = view
         for group in range(rng.randint(0, 2)):
             tensors |= self.numbered(writer, f"{stem}.layers{group}" if rng.random() < 0.5 else f"{stem}.model.g{group}")
-        if kind in ("safetensors", "shards"):
+        if kind in ("safetensors", "shards", "dcp"):
             tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
         return {name: tensor.contiguous() for name, tensor in self.save(kind, stem, tensors).items()}
 
@@ -115,6 +118,10 @@ class RecipeCase:
             for n in range(2):
                 shard = {name: tensors[name] for name in sorted(tensors)[n::2]}
                 save_file(shard, self.folder / stem / f"model-0000{n + 1}-of-00002.safetensors")
+            self.sources.append(stem)
+            return tensors
+        if kind == "dcp":
+            training.save_random_pieces(self.rng, self.folder / stem, tensors)
             self.sources.append(stem)
             return tensors
         name = f"{stem}.safetensors" if kind == "safetensors" else f"{stem}.pt"

@@ -127,6 +127,25 @@ def deal_boxes(rng, tensors, ranks, cuts):
     return by_rank
 
 
+def random_store(rng):
+    """A random way to store a piece in memory."""
+    turned = lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.contiguous()
+    return rng.choice([torch.Tensor.contiguous, turned, lambda tensor: tensor])
+
+
+def save_random_pieces(rng, folder, tensors):
+    """Saves random boxes of tensors as if ranks had them, with random options of the writer."""
+    writer = FileSystemWriter(
+        folder, single_file_per_rank=rng.random() < 0.7, sync_files=False, thread_count=rng.randint(1, 3)
+    )
+    ranks = deal_boxes(rng, tensors, rng.randint(1, 5), cuts=rng.choice((0, 3, 12)))
+    key = rng.choice(["", "model."])
+    keys = {f"{key}{name}": ("model", name) for name in tensors} if key else {}
+    ranks = [[(f"{key}{name}", box) for name, box in rank] for rank in ranks]
+    whole = {f"{key}{name}": tensor for name, tensor in tensors.items()}
+    save_pieces(writer, whole, ranks, keys=keys, store=random_store(rng))
+
+
 def save_whole(folder, state, **options):
     """Saves a state from this process alone."""
     with warnings.catch_warnings(action="ignore"):

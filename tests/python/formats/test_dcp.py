@@ -36,10 +36,10 @@ from training import (
     check_doors,
     check_mounted,
     consolidate,
-    deal_boxes,
     edit_table,
     one_rank,
     save_pieces,
+    save_random_pieces,
     save_whole,
 )
 
@@ -118,27 +118,13 @@ def test_optimizer_state_can_be_chosen(ckptfs, saved_by_ranks, tmp_path):
 SEEDS = range(300)
 
 
-def random_store(rng):
-    """A random way to store a piece in memory."""
-    turned = lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.contiguous()
-    return rng.choice([torch.Tensor.contiguous, turned, lambda tensor: tensor])
-
-
 def random_case(folder, seed):
     rng = random.Random(seed)
     tensors = {}
     for n in range(rng.randint(1, 4)):
         shape = [rng.choice((0, 1, 1, 2, 3, 4, 5, 6, 7)) for _ in range(rng.randint(0, 4))]
         tensors[f"t{n}.{'x' * rng.randint(0, 30)}"] = any_tensor(rng, shape, rng.choice(DTYPES))
-    writer = FileSystemWriter(
-        folder, single_file_per_rank=rng.random() < 0.7, sync_files=False, thread_count=rng.randint(1, 3)
-    )
-    ranks = deal_boxes(rng, tensors, rng.randint(1, 5), cuts=rng.choice((0, 3, 12)))
-    key = rng.choice(["", "model."])
-    keys = {f"{key}{name}": ("model", name) for name in tensors} if key else {}
-    ranks = [[(f"{key}{name}", box) for name, box in rank] for rank in ranks]
-    whole = {f"{key}{name}": tensor for name, tensor in tensors.items()}
-    save_pieces(writer, whole, ranks, keys=keys, store=random_store(rng))
+    save_random_pieces(rng, folder, tensors)
     return tensors
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import struct
-import time
 
 import ckptfs as package
 import pytest
@@ -191,7 +190,8 @@ def test_a_new_version_shows_within_a_second(tmp_path, mounts):
     write_whole(tmp_path / "run", 1, states[0])
     mount = mounts(tmp_path / "run")
     assert os.listdir(mount.point) == [name_of(1)]
-    for version in (2, 3):
+    waits = []
+    for version in (2, 3, 4):
         states.append(changed(rng, states[-1], 0.02))
         folder = write_delta(tmp_path / "run", version, *states[-2:])
         index = folder / "model.safetensors.index.json"
@@ -199,11 +199,11 @@ def test_a_new_version_shows_within_a_second(tmp_path, mounts):
         # The files of a version that is not complete are no model.
         assert "model.safetensors" not in os.listdir(mount / name_of(version))
         hidden.rename(index)
-        start = time.monotonic()
-        until("it is shown", lambda: "model.safetensors" in os.listdir(mount / name_of(version)))
-        # Within a second, and more on a busy machine.
-        assert time.monotonic() - start < 15
+        waits.append(until("it is shown", lambda: "model.safetensors" in os.listdir(mount / name_of(version))))
+        assert waits[-1] < 15
         check_same(load_original(mount / name_of(version) / "model.safetensors"), states[-1])
+    # On a busy machine some take longer.
+    assert min(waits) < 1
 
 
 def test_a_version_that_came_too_early_shows_when_those_before_it_are_there(tmp_path, mounts):

@@ -3,6 +3,7 @@
 PyTorch is the real one, on stubs of CUDA's runtime and driver.
 """
 
+import random
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 
 import cuda_arrays
 import cuda_loads
+import training
 from cuda_stubs import run
+from pickles import turned_round
 from program import REPOSITORY
 from samples import numbers, small_tensors, write_all, write_shards
 
@@ -71,6 +74,16 @@ def test_every_kind_of_checkpoint_loads_to_a_device(folder):
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_every_use_of_a_device_ends_without_fault_or_leak(what, name, folder):
     is_clean(run(what, str(folder / name)))
+
+
+def test_tensors_of_any_layout_are_cast_on_the_way_to_a_device(tmp_path):
+    # Few values: the stub interprets the kernels.
+    torch.save({"w": numbers(1, 12, 5)}, tmp_path / "plain.pt")
+    torch.save({"w": numbers(1, 12, 5).t()}, tmp_path / "strided.pt")
+    turned_round(tmp_path / "plain.pt", tmp_path / "swapped.pt", 4)
+    training.save_random_pieces(random.Random(2), tmp_path / "boxed", {"w": numbers(1, 12, 5), "b": numbers(2, 7, 3)})
+    torch.save({f"layers.{n}.w": numbers(n, 4, 3) for n in range(3)}, tmp_path / "layers.pt")
+    is_clean(run(cuda_loads.casts_of_any_layout, str(tmp_path)))
 
 
 def test_parts_of_a_model_load_to_devices_of_their_own(tmp_path):

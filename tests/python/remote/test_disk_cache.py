@@ -132,6 +132,18 @@ def test_what_was_fetched_is_read_offline(ckptfs, mounts, store, models, cache, 
     assert missing.code == FAILED and "ckptfs fetch" in missing.stderr
 
 
+def test_what_a_recipe_shows_is_fetched_with_it(ckptfs, mounts, store, models, cache, tmp_path):
+    _, url, _ = models
+    recipe = tmp_path / "views.toml"
+    recipe.write_text('[[file]]\npath = "half/x.safetensors"\nfrom = ["sharded"]\ncast = [{ tensors = "*", to = "bfloat16" }]\n')
+    assert ckptfs("fetch", "--views", recipe, f"{url}").code == DONE
+    expected = {name: tensor.bfloat16() for name, tensor in exported(ckptfs, f"{url}/sharded", tmp_path, "--no-cache").items()}
+    store.fault(is_down=True)
+    mount = mounts(url, "--offline", "--views", recipe)
+    check_same(load_plain(mount / "half/x.safetensors"), expected)
+    assert store.stats["requests"] == 0
+
+
 def test_credentials_are_not_needed_offline_and_never_stored(ckptfs, store, models, cache, tmp_path, monkeypatch):
     _, url, _ = models
     assert ckptfs("fetch", f"{url}/sharded").code == DONE

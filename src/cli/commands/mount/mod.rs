@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::FromArgMatches;
 use clap::error::ErrorKind;
@@ -19,11 +20,11 @@ use clap::error::ErrorKind;
 use crate::cache::TraceOptions;
 use crate::mount::lifecycle::{liveness, mountpoint};
 use crate::mount::stats::LogStats;
-use crate::mount::{self, MountOptions, MountSession};
+use crate::mount::{self, MountOptions, MountSession, MountSurvey};
 use crate::private_folder::xdg_folder;
 use crate::shell_word::shell_word;
 use crate::source::{reads_stdin, shown_path};
-use crate::view::Survey;
+use crate::view::{Refusal, Survey};
 
 use crate::cli::args::{Command, CommandLine, MountArgs, RememberedLoads};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
@@ -145,8 +146,31 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
 const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchanged go through \
      ckptfs too, and the kernel reads less ahead; mount as root to lift both limits";
 
+/// The files of a recipe whose refusals a mount explains itself.
+const MAX_EXPLAINED_REFUSALS: usize = 3;
+
+/// The command that explains what a mount shows.
+fn list_command(args: &MountArgs) -> String {
+    let views = args.view_args.views.as_deref();
+    let views = views.map(|file| format!("--views {} ", shell_word(file))).unwrap_or_default();
+    format!("ckptfs ls -r {views}{}", shell_word(&args.source))
+}
+
+/// Notes about files of a recipe that are not shown.
+fn recipe_notes(refusals: &[Arc<Refusal>], list_command: &str) -> Vec<String> {
+    let explained = refusals.iter().take(MAX_EXPLAINED_REFUSALS);
+    let mut notes: Vec<String> = explained
+        .map(|refusal| format!("not shown: {}; what to do: {}", refusal.reason, refusal.remedy))
+        .collect();
+    if let more @ 1.. = refusals.len().saturating_sub(MAX_EXPLAINED_REFUSALS) {
+        let are = if more == 1 { "file is" } else { "files are" };
+        notes.push(format!("{more} more {are} not shown; {list_command} says why"));
+    }
+    notes
+}
+
 /// The note of a mount in which nothing becomes a virtual file.
-fn nothing_virtual_note(source: &Path, survey: &Survey) -> Option<String> {
+fn nothing_virtual_note(source: &Path, survey: &Survey, list_command: &str) -> Option<String> {
     let Survey { has_virtual_file, refused, kept, safetensors, not_checkpoints } = *survey;
     if has_virtual_file {
         return None;
@@ -172,10 +196,9 @@ fn nothing_virtual_note(source: &Path, survey: &Survey) -> Option<String> {
     let has_reasons = refused > 0 || kept > 0 || not_checkpoints > 0;
     let lists = if has_reasons { "says why" } else { "lists what is there" };
     Some(format!(
-        "nothing in {} becomes a virtual file: {}; ckptfs ls -r {} {lists}",
+        "nothing in {} becomes a virtual file: {}; {list_command} {lists}",
         source.display(),
         findings.join(", and "),
-        shell_word(source),
     ))
 }
 
@@ -224,7 +247,11 @@ fn start(
     if !session.is_privileged() && args.verbose > 0 {
         notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
-    notes.extend(session.survey().and_then(|survey| nothing_virtual_note(&args.source, &survey)));
+    let MountSurvey { shown, recipe_refusals } = session.survey();
+    let list_command = list_command(args);
+    notes.extend(recipe_notes(recipe_refusals, &list_command));
+    let nothing = |survey| nothing_virtual_note(&args.source, survey, &list_command);
+    notes.extend(shown.as_ref().and_then(nothing));
     tracing::info!(
         "{}: mounted at {}",
         shown_path(&args.source).display(),
@@ -291,8 +318,9 @@ mod tests {
 
     #[test]
     fn a_mount_without_virtual_files_says_what_is_there_instead() {
-        let note =
-            |survey: Survey| nothing_virtual_note(Path::new("m"), &survey).unwrap_or_default();
+        let note = |survey: Survey| {
+            nothing_virtual_note(Path::new("m"), &survey, "ckptfs ls -r m").unwrap_or_default()
+        };
         let none = Survey::default();
         for (survey, says) in [
             (none, "no checkpoint is in it; ckptfs ls -r m lists what is there"),
