@@ -30,6 +30,8 @@
 #[cfg(any(feature = "cli", feature = "remote"))]
 mod byte_size;
 pub mod checkpoint;
+#[cfg(feature = "mount")]
+mod clipped_text;
 pub mod export;
 #[cfg(feature = "remote")]
 pub mod fetch;

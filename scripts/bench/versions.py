@@ -1,5 +1,5 @@
-"""Versions that a trainer writes as deltas: the time from an arrival to the first byte, and those to load and to read all.
-Beside them, the base is copied, and the copy is patched. Reads also have the daemon's memory."""
+"""Versions that a trainer writes as deltas: times to the first byte, to load and to read a whole version, and the daemon's
+peak memory. Beside them, the base is copied, and the copy is patched."""
 
 import json
 import os

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -122,19 +123,17 @@ impl<'de> Visitor<'de> for CheckedAnyVisitor {
 /// Numbers that Python's `json` reads and writes, although JSON lacks them.
 const PYTHON_NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
-/// Replaces each of Python's own numbers by a zero between spaces, so that it joins no other token. Strings stay unchanged.
-pub fn replace_python_numbers(json: &mut [u8]) {
-    let mut at = 0;
+/// Ranges of `NaN` and `Infinity` outside of strings.
+pub fn python_numbers(json: &[u8]) -> Vec<Range<usize>> {
+    let (mut found, mut at) = (Vec::new(), 0);
     while let Some(&byte) = json.get(at) {
+        let rest = &json[at..];
         at += match byte {
-            b'"' => string_len(&json[at..]),
+            b'"' => string_len(rest),
             b'-' | b'I' | b'N' => {
-                let rest = &mut json[at..];
                 match PYTHON_NUMBERS.iter().find(|number| rest.starts_with(number)) {
                     Some(number) => {
-                        let number = &mut rest[..number.len()];
-                        number.fill(b' ');
-                        number[1] = b'0';
+                        found.push(at..at + number.len());
                         number.len()
                     }
                     None => 1,
@@ -142,6 +141,16 @@ pub fn replace_python_numbers(json: &mut [u8]) {
             }
             _ => 1,
         };
+    }
+    found
+}
+
+/// Replaces each of Python's own numbers by a zero between spaces, so that it joins no other token.
+pub fn replace_python_numbers(json: &mut [u8]) {
+    for range in python_numbers(json) {
+        let number = &mut json[range];
+        number.fill(b' ');
+        number[1] = b'0';
     }
 }
 

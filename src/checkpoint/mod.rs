@@ -48,6 +48,7 @@ pub use directory::{
 };
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};
+pub(crate) use json::python_numbers;
 pub(crate) use name_index::NameIndex;
 pub use newest_version::{
     DeltaVersions, NewestVersion, newest_version_paths, open_newest, version_of_folder,

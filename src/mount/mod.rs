@@ -29,7 +29,7 @@ use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
 use crate::source::shown_path;
 use crate::threads::spawn;
-use crate::view::{View, ViewEntry};
+use crate::view::{RefusedView, Survey, View, ViewEntry};
 use fs::{
     BlockingPool, FilesystemState, FuseFilesystem, HandleTable, Listings, MountDescription,
     OwnerOverride,
@@ -71,7 +71,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     // The mount table, lists and attributes show what names no file with a secret.
     let shown_source = shown_path(&paths.source).into_owned();
     require_checkpoint(&paths.source, &view)?;
-    let survey = start_survey(&view);
+    let survey = RunningSurvey::start(&view);
     // A trace that is written through the mount itself would wait for the mount.
     let traces = traces.clone().filter(|traces| !paths.hides(&traces.folder));
     let cache =
@@ -85,7 +85,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
         budget,
         *passthrough,
     ));
-    let root = Arc::clone(view.root());
+    let (root, surveyed) = (Arc::clone(view.root()), Arc::clone(&view));
     let about = MountDescription {
         source: shown_source.clone(),
         mountpoint: paths.mountpoint.clone(),
@@ -115,6 +115,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     let attached =
         attach::attach(&request).inspect_err(|_| drop(stale_mounts::heal(&paths.mountpoint)))?;
     root.exclude_device(attached.1.device().to_raw());
+    survey.look_up_recipe(&surveyed);
     let filesystem = FuseFilesystem::new(state, pool);
     let mut session = session::start(filesystem, attached, config, reporter, |notifier| {
         handles.set_notifier(notifier);
@@ -125,31 +126,62 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     Ok(session)
 }
 
-/// A survey of the view that runs while the mount is made.
+/// Surveys of the view that run while the mount is made.
 struct RunningSurvey {
-    result: mpsc::Receiver<MountSurvey>,
+    results: mpsc::Receiver<SurveyResult>,
+    sender: mpsc::Sender<SurveyResult>,
     until: Instant,
 }
 
-impl RunningSurvey {
-    /// The result, empty if there is none in time.
-    fn finish(self) -> MountSurvey {
-        let remaining = self.until.saturating_duration_since(Instant::now());
-        self.result.recv_timeout(remaining).unwrap_or_default()
-    }
+enum SurveyResult {
+    Shown(Option<Survey>),
+    Refused(RefusedView),
 }
 
-fn start_survey(view: &Arc<View>) -> RunningSurvey {
-    let (send, result) = mpsc::channel();
-    let (view, until) = (Arc::clone(view), Instant::now() + SURVEY_TIMEOUT);
-    let survey = move || {
-        let recipe_refusals = view.find_recipe_refusals(until);
-        // This fails if the mount was not made, or did not wait.
-        let _ = send.send(MountSurvey { shown: view.survey(until), recipe_refusals });
-    };
-    // Without a thread there is no result.
-    let _ = spawn("ckptfs survey", survey);
-    RunningSurvey { result, until }
+impl RunningSurvey {
+    fn start(view: &Arc<View>) -> RunningSurvey {
+        let (sender, results) = mpsc::channel();
+        let survey = RunningSurvey { results, sender, until: Instant::now() + SURVEY_TIMEOUT };
+        survey.spawn(view, |view, until, send| send(SurveyResult::Shown(view.survey(until))));
+        survey
+    }
+
+    /// Looks up the files of the recipe, too. The mount itself must be excluded by then.
+    fn look_up_recipe(&self, view: &Arc<View>) {
+        self.spawn(view, |view, until, send| {
+            view.find_refused_views(until, |refused| send(SurveyResult::Refused(refused)));
+        });
+    }
+
+    /// Runs work on a thread that may outlive this. Without a thread there is no result.
+    fn spawn(
+        &self,
+        view: &Arc<View>,
+        work: impl FnOnce(&View, Instant, &dyn Fn(SurveyResult)) + Send + 'static,
+    ) {
+        let (view, until, sender) = (Arc::clone(view), self.until, self.sender.clone());
+        // Sending fails if the mount was not made, or did not wait.
+        let work = move || work(&view, until, &|result| drop(sender.send(result)));
+        let _ = spawn("ckptfs survey", work);
+    }
+
+    /// The results that come in time.
+    fn finish(self) -> MountSurvey {
+        let RunningSurvey { results, sender, until } = self;
+        drop(sender);
+        let mut survey = MountSurvey::default();
+        let next = || {
+            let remaining = until.saturating_duration_since(Instant::now());
+            results.recv_timeout(remaining).ok()
+        };
+        while let Some(result) = next() {
+            match result {
+                SurveyResult::Shown(shown) => survey.shown = shown,
+                SurveyResult::Refused(refused) => survey.refused_views.push(refused),
+            }
+        }
+        survey
+    }
 }
 
 /// Refuses a single file that is no checkpoint. A file that the view shows as it is was not parsed yet.

@@ -147,8 +147,8 @@ pub struct PrefetchStats {
 }
 
 impl MountStats {
-    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced. The oldest errors, and then the
-    /// path of the log, are left out if the whole would not fit.
+    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced. The oldest errors, then the last refused
+    /// views, and then the path of the log, are left out if the whole would not fit.
     pub fn to_json(&self) -> Vec<u8> {
         let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
         let mut printable = MountStats {
@@ -161,7 +161,9 @@ impl MountStats {
             // Numbers and valid text always serialise.
             let json = serde_json::to_vec(&printable).unwrap_or_default();
             if json.len() <= MAX_STATS_BYTES
-                || printable.last_errors.pop().is_none() && printable.log.path.take().is_none()
+                || printable.last_errors.pop().is_none()
+                    && printable.refused_views.pop().is_none()
+                    && printable.log.path.take().is_none()
             {
                 return json;
             }

@@ -1,7 +1,7 @@
 //! The text of a recipe: TOML in a file, or the same in JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -92,6 +92,12 @@ impl Recipe {
         let mut options = OpenOptions::new();
         let file =
             options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io_error)?;
+        Recipe::read_text_of(file, path)
+    }
+
+    /// The same of an open file; `path` is for messages.
+    pub fn read_text_of(file: File, path: &Path) -> Result<Vec<u8>, RecipeError> {
+        let io_error = |error| RecipeError::Io { path: path.to_path_buf(), error };
         if !file.metadata().map_err(io_error)?.is_file() {
             return Err(io_error(std::io::Error::other("it is not a file")));
         }

@@ -10,6 +10,7 @@ mod arguments;
 mod beside;
 mod error;
 mod file;
+mod location;
 mod name_glob;
 mod relative_path;
 mod shape;
@@ -22,6 +23,7 @@ pub use arguments::{ArgumentError, cast_argument, glob_argument, rename_argument
 pub use beside::BesideRule;
 pub use error::{RecipeError, StepError, StepFault};
 pub use file::{ConfigFields, Recipe, RecipeFile};
+pub(crate) use location::RecipeLocation;
 pub use name_glob::{GlobRule, NameGlob};
 pub use relative_path::RelativePath;
 pub use shape::MAX_RECIPE_BYTES;

@@ -1,51 +1,43 @@
 //! Sets fields of a model's configuration. Python writes `NaN` and `Infinity` into it, which JSON itself lacks.
 
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::ops::Range;
+
 use serde_json::{Map, Value};
 
-/// The numbers of Python's JSON that are not valid elsewhere. A constant comes before one that it contains.
-const CONSTANTS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+use crate::checkpoint::python_numbers;
 
-/// What a constant becomes a string with while the text is parsed.
-const MARK: &str = "ckptfs constant ";
+/// Prefix of the strings that replace Python's numbers while the text is parsed.
+const MARK: &str = "ckptfs number ";
 
 /// The text of a configuration with other fields, or what is wrong with it.
 pub fn set_fields(text: &[u8], fields: &Map<String, Value>) -> Result<String, String> {
-    let invalid = |error: &dyn std::fmt::Display| format!("is not valid JSON: {error}");
+    let invalid = |error: &dyn Display| format!("is not valid JSON: {error}");
     let text = std::str::from_utf8(text).map_err(|error| invalid(&error))?;
-    let quoted = if text.contains(MARK) { text.to_owned() } else { quote_constants(text) };
+    // A configuration that has the mark itself must be plain JSON.
+    let mut numbers =
+        if text.contains(MARK) { Vec::new() } else { python_numbers(text.as_bytes()) };
+    // A number is no key.
+    numbers.retain(|range| !text[range.end..].trim_start().starts_with(':'));
+    let quoted = quote(text, &numbers);
     let config: Value = serde_json::from_str(&quoted).map_err(|error| invalid(&error))?;
     let Value::Object(mut config) = config else { return Err("is no JSON object".to_owned()) };
     config.extend(fields.clone());
     let set = serde_json::to_string_pretty(&config).map_err(|error| invalid(&error))?;
-    let unquote =
-        |set: String, constant: &&str| set.replace(&format!("\"{MARK}{constant}\""), constant);
-    Ok(if text.contains(MARK) { set } else { CONSTANTS.iter().fold(set, unquote) })
+    let numbers: BTreeSet<&str> = numbers.into_iter().map(|range| &text[range]).collect();
+    let unquote = |set: String, number| set.replace(&format!("\"{MARK}{number}\""), number);
+    Ok(numbers.into_iter().fold(set, unquote))
 }
 
-/// Makes strings of the constants outside of strings.
-fn quote_constants(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len());
-    let (mut rest, mut is_in_string) = (text, false);
-    while let Some(first) = rest.chars().next() {
-        let constant =
-            CONSTANTS.iter().find(|constant| !is_in_string && rest.starts_with(**constant));
-        let len = match (constant, first) {
-            (Some(constant), _) => {
-                quoted.extend(["\"", MARK, constant, "\""]);
-                rest = &rest[constant.len()..];
-                continue;
-            }
-            // An escape has its own length, but the character behind the backslash ends no string.
-            (None, '\\') if is_in_string => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
-            (None, first) => {
-                is_in_string ^= first == '"';
-                first.len_utf8()
-            }
-        };
-        quoted.push_str(&rest[..len]);
-        rest = &rest[len..];
+/// Makes marked strings of these ranges of a text.
+fn quote(text: &str, ranges: &[Range<usize>]) -> String {
+    let (mut quoted, mut done) = (String::with_capacity(text.len()), 0);
+    for range in ranges {
+        quoted.extend([&text[done..range.start], "\"", MARK, &text[range.clone()], "\""]);
+        done = range.end;
     }
-    quoted
+    quoted + &text[done..]
 }
 
 #[cfg(test)]
@@ -59,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_of_python_are_kept() {
+    fn numbers_of_python_are_kept() {
         let text = r#"{"dtype": "x", "limits": [0.0, Infinity, -Infinity], "n": NaN, "s": "NaN \" Infinity", "é\\": 1}"#;
         let set = with_dtype(text).unwrap();
         for part in [
@@ -76,11 +68,13 @@ mod tests {
     #[test]
     fn what_is_no_configuration_is_refused() {
         assert_eq!(with_dtype("[NaN]").unwrap_err(), "is no JSON object");
-        for text in ["{", r#"{"a": Infinit}"#, r#"{"a": NaNNaN}"#, "\"\\", "", r#"{"a": -NaN}"#] {
+        for text in
+            ["{", r#"{"a": Infinit}"#, r#"{"a": NaNNaN}"#, "{NaN: 1}", "\"\\", "", r#"{"a": -NaN}"#]
+        {
             assert!(with_dtype(text).unwrap_err().starts_with("is not valid JSON: "), "{text}");
         }
         // Text that looks like ours stays as it is.
-        let set = with_dtype(r#"{"a": "ckptfs constant NaN"}"#).unwrap();
-        assert!(set.contains(r#""a":"ckptfsconstantNaN""#), "{set}");
+        let set = with_dtype(r#"{"a": "ckptfs number NaN"}"#).unwrap();
+        assert!(set.contains(r#""a":"ckptfsnumberNaN""#), "{set}");
     }
 }

@@ -129,8 +129,8 @@ pub enum RecipeFault {
     /// No file to show beside it.
     #[error("the rule beside = [\"{glob}\"] matches no name in {directory}")]
     NothingBeside { glob: String, directory: String },
-    /// The files beside it are not known.
-    #[error("`beside` matches names in {directory}, which cannot be listed: {reason}")]
+    /// The directory of the files beside it cannot be listed.
+    #[error("`beside` needs the names in {directory}, which cannot be listed: {reason}")]
     UnlistedBeside { directory: String, reason: String },
     /// The configuration has no fields to set.
     #[error("its configuration {config} {reason}")]
@@ -160,7 +160,7 @@ impl RecipeFault {
                 "correct the glob, or let it match nothing: optional = true"
             }
             RecipeFault::UnlistedBeside { .. } => {
-                "leave `beside` out, or try again when the directory can be listed"
+                "make the directory readable, or leave `beside` out"
             }
             RecipeFault::Config { .. } => "correct the configuration, or leave `config` out",
             RecipeFault::NotShown { .. } => "give one of these paths, beneath the source",
@@ -182,6 +182,15 @@ pub struct Refusal {
     pub remedy: String,
     /// Whether it is no checkpoint at all, so that there was nothing to refuse.
     pub is_not_checkpoint: bool,
+}
+
+/// A file of a recipe that is not shown.
+#[derive(Debug)]
+pub struct RefusedView {
+    /// Its path in the view; `None` if nothing of the recipe is shown.
+    pub path: Option<String>,
+    /// Why it is not shown.
+    pub refusal: Arc<Refusal>,
 }
 
 impl Refusal {

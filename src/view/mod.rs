@@ -50,7 +50,7 @@ use directory_plan::SingleTarget;
 use directory_query::QueryError;
 use directory_store::DirectoryStore;
 pub use entry::{CheckpointCounts, ListedEntry, Listing, NamedEntry, ViewEntry};
-pub use error::{RecipeFault, Refusal, ViewError};
+pub use error::{RecipeFault, Refusal, RefusedView, ViewError};
 use lookup::Lookup;
 pub use names::SortedNames;
 pub use options::{KeepPatternError, KeepRules, RecipeSource, ViewOptions};
@@ -225,20 +225,23 @@ impl View {
         }
         let refusal = self.directories.recipe_refusal_of(file).or_else(|| self.recipe_refusal());
         Err(refusal.unwrap_or_else(|| {
-            // Something changed between the lookup and the question why.
+            // The recipe changed between the two calls.
             let path = self.root().shown_path(&self.source_path(file.path.as_path()));
             refused(ViewError::KeepsChanging { path })
         }))
     }
 
-    /// Looks for each file of the recipe, and returns why those are not shown that are refused. The files that are left at
-    /// `until` are not looked for.
-    pub fn find_recipe_refusals(&self, until: Instant) -> Vec<Arc<Refusal>> {
+    /// Looks up the files of the recipe, and passes on those that are refused. Stops at `until`.
+    pub fn find_refused_views(&self, until: Instant, mut found: impl FnMut(RefusedView)) {
         let recipe = self.context().recipe();
-        let mut refusals: Vec<_> = recipe.refusal.iter().cloned().collect();
-        let files = recipe.files.iter().take_while(|_| Instant::now() < until);
-        refusals.extend(files.filter_map(|file| self.find_recipe_file(file).err()));
-        refusals
+        if let Some(refusal) = &recipe.refusal {
+            found(RefusedView { path: None, refusal: Arc::clone(refusal) });
+        }
+        for file in recipe.files.iter().take_while(|_| Instant::now() < until) {
+            if let Err(refusal) = self.find_recipe_file(file) {
+                found(RefusedView { path: Some(file.path.as_str().to_owned()), refusal });
+            }
+        }
     }
 
     /// Why no lookup reaches a file of a recipe: its path leads through a link or a file of the source.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::recipe::{MAX_RECIPE_BYTES, Recipe, RecipeError, RecipeFile};
+use crate::recipe::{MAX_RECIPE_BYTES, Recipe, RecipeError, RecipeFile, RecipeLocation};
 use crate::source::{OpenFile, ReadAt, Root, SourceError};
 use crate::threads::lock;
 
@@ -27,6 +27,8 @@ const MAX_REMOTE_RECIPE_AGE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct RecipeStore {
     source: Option<RecipeSource>,
+    /// Of a recipe in a file.
+    location: Option<RecipeLocation>,
     state: Mutex<RecipeState>,
     /// Whether a thread reads the recipe again. A filesystem that hangs keeps only that one waiting.
     is_refreshing: AtomicBool,
@@ -97,8 +99,12 @@ impl RecipeSnapshot {
 impl RecipeStore {
     pub fn new(source: Option<RecipeSource>) -> RecipeStore {
         let snapshot = Arc::new(RecipeSnapshot::new(0, Vec::new()));
-        let state = RecipeState { checked_at: None, text: None, snapshot };
-        RecipeStore { source, state: Mutex::new(state), is_refreshing: AtomicBool::new(false) }
+        let state = Mutex::new(RecipeState { checked_at: None, text: None, snapshot });
+        let location = match &source {
+            Some(RecipeSource::File(path)) => Some(RecipeLocation::new(path)),
+            _ => None,
+        };
+        RecipeStore { source, location, state, is_refreshing: AtomicBool::new(false) }
     }
 
     /// The recipe as it is now, and the directories in the view that changed with it.
@@ -168,8 +174,10 @@ impl RecipeStore {
 
     /// The text of the recipe. Empty for `auto` without a recipe in the source.
     fn read(&self, root: &Arc<Root>, base: &Path) -> Result<Vec<u8>, RecipeError> {
+        if let Some(location) = &self.location {
+            return location.read_text();
+        }
         match &self.source {
-            Some(RecipeSource::File(path)) => Recipe::read_text(path),
             Some(RecipeSource::Auto) => {
                 match OpenFile::open_in_root(root, &base.join(AUTO_RECIPE_NAME)) {
                     Ok(file) if file.size() > MAX_RECIPE_BYTES => {
@@ -181,7 +189,7 @@ impl RecipeStore {
                     Err(error) => Err(error.into()),
                 }
             }
-            Some(RecipeSource::Fixed(_)) | None => Ok(Vec::new()),
+            _ => Ok(Vec::new()),
         }
     }
 

@@ -16,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fuser::{Errno, ReplyData};
 
 use crate::cache::CacheError;
+use crate::clipped_text::clip;
 use crate::log_throttle::LogThrottle;
 use crate::mount::stats::RecentError;
 use crate::source::SourceError;
@@ -27,9 +28,6 @@ use super::inodes::InodeTable;
 
 /// Errors that are kept: more than fail at once for different reasons. All of them fit `MAX_STATS_BYTES`.
 const MAX_RECENT_COUNT: usize = 16;
-
-/// Characters that are kept of a message, a remedy or a path. Longer ones are cut in the middle.
-const MAX_TEXT_CHARACTERS: usize = 1_024;
 
 /// The remedy for a fault in the program.
 const REPORT_REMEDY: &str =
@@ -278,17 +276,6 @@ fn push_recent(recent: &mut VecDeque<RecentError>, mut new: RecentError) {
     }
 }
 
-/// Cuts the middle out of a text that is too long.
-fn clip(text: &str) -> String {
-    let length = text.chars().count();
-    if length <= MAX_TEXT_CHARACTERS {
-        return text.to_owned();
-    }
-    let half = MAX_TEXT_CHARACTERS / 2;
-    let (start, end) = (text.chars().take(half), text.chars().skip(length - half));
-    start.chain(['…']).chain(end).collect()
-}
-
 /// The name of an errno, as manuals have it.
 fn errno_name(errno: Errno) -> String {
     const NAMES: [(Errno, &str); 22] = [
@@ -344,15 +331,6 @@ mod tests {
         let mut recent = VecDeque::new();
         (0..100).for_each(|n| push_recent(&mut recent, error(&n.to_string(), "x")));
         assert_eq!((recent.len(), &*recent[0].path), (MAX_RECENT_COUNT, "84"));
-    }
-
-    #[test]
-    fn long_texts_keep_both_ends() {
-        let text = format!("start{}end", "é".repeat(5_000));
-        let clipped = clip(&text);
-        assert!(clipped.starts_with("start") && clipped.ends_with("end"));
-        assert_eq!(clipped.chars().count(), MAX_TEXT_CHARACTERS + 1);
-        assert_eq!(clip("short"), "short");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
 
 use crate::cache::Cache;
+use crate::clipped_text::clip;
 use crate::mount::error::MountError;
 use crate::mount::stats::{
     CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
@@ -57,12 +58,13 @@ const MAX_REFUSED_VIEWS_COUNT: usize = 8;
 /// Why files of the recipe are not shown, with what to do.
 fn refused_views(view: &View) -> Vec<String> {
     let refusals = view.recipe_refusals();
-    let describe = |one: &Arc<Refusal>| format!("{}; what to do: {}", one.reason, one.remedy);
+    let describe =
+        |one: &Arc<Refusal>| clip(&format!("{}; what to do: {}", one.reason, one.remedy));
     let mut lines: Vec<_> = refusals.iter().take(MAX_REFUSED_VIEWS_COUNT).map(describe).collect();
     let rest = refusals.len() - lines.len();
     if rest > 0 {
         lines.push(format!(
-            "{rest} more; what to do: ckptfs ls --views RECIPE SOURCE lists them all"
+            "{rest} more; what to do: ckptfs ls -r --views RECIPE SOURCE lists them all"
         ));
     }
     lines

@@ -18,15 +18,15 @@ use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
 use crate::mount::stats::{MountStats, StatsReporter};
-use crate::view::{Refusal, Survey};
+use crate::view::{RefusedView, Survey};
 
-/// What a mount showed when it was made, as far as that was known in time.
+/// What a mount showed when it was made. What was not known in time is missing.
 #[derive(Debug, Default)]
 pub struct MountSurvey {
     /// What it shows of checkpoints.
     pub shown: Option<Survey>,
-    /// Why files of its recipe are not shown.
-    pub recipe_refusals: Vec<Arc<Refusal>>,
+    /// Files of its recipe that are not shown.
+    pub refused_views: Vec<RefusedView>,
 }
 
 /// A mount that this process serves. Dropping it detaches it.

@@ -195,7 +195,7 @@ def casts_of_a_recipe(path):
 
 
 def casts_of_any_layout(folder):
-    """A device casts what lies in one piece; the host casts what it must put in order first."""
+    """The device casts contiguous tensors, the host all others."""
     cast = {"cast": [{"tensors": "*", "to": "float16"}]}
     stack = {"stack": [{"tensors": r"layers\.(\d+)\.w", "to": "w"}]}
     in_order = {name: name == "plain.pt" for name in ("plain.pt", "strided.pt", "swapped.pt", "boxed")}

@@ -292,6 +292,23 @@ def test_a_failed_checksum_is_refused_with_the_tensor_and_the_last_good_version_
     check_same(load_original(mount / name_of(2) / "model.safetensors"), states[2])
 
 
+def test_changes_of_a_tensor_are_not_read_before_the_tensor_is(tmp_path):
+    base = {"a": torch.zeros(100), "b": torch.zeros(100)}
+    after = {"a": base["a"] + 1, "b": base["b"] + 2}
+    write_whole(tmp_path, 1, base, shards=1)
+    folder = write_delta(tmp_path, 2, base, after, ranks=1)
+    [shard] = folder.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    start, end = json.loads(data[8 : 8 + length])["b"]["data_offsets"]
+    data[8 + length + start : 8 + length + end] = b"x" * (end - start)
+    shard.write_bytes(data)
+    with package.safe_open(folder, "pt", backend="pread") as opened:
+        check_same({"a": opened.get_tensor("a")}, {"a": after["a"]})
+        with pytest.raises(package.SafetensorError, match="tensor `b`"):
+            opened.get_tensor("b")
+
+
 def test_what_does_not_follow_is_refused_with_a_remedy(ckptfs, tmp_path):
     rng = random.Random(9)
     base = {"a": any_tensor(rng, (40, 3), torch.bfloat16), "b": any_tensor(rng, (9,), torch.float32)}

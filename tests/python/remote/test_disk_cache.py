@@ -132,7 +132,7 @@ def test_what_was_fetched_is_read_offline(ckptfs, mounts, store, models, cache, 
     assert missing.code == FAILED and "ckptfs fetch" in missing.stderr
 
 
-def test_what_a_recipe_shows_is_fetched_with_it(ckptfs, mounts, store, models, cache, tmp_path):
+def test_a_recipe_is_shown_offline_after_a_fetch_with_it(ckptfs, mounts, store, models, cache, tmp_path):
     _, url, _ = models
     recipe = tmp_path / "views.toml"
     recipe.write_text('[[file]]\npath = "half/x.safetensors"\nfrom = ["sharded"]\ncast = [{ tensors = "*", to = "bfloat16" }]\n')

@@ -118,7 +118,7 @@ def test_status_shows_some_refused_files_and_counts_the_rest(ckptfs, tmp_path, s
     assert os.listdir(mount.point)
     assert not (mount / "x").exists() or not os.listdir(mount / "x")
     lines = [line.strip() for line in ckptfs("status").stdout.splitlines() if "view refused" in line]
-    assert len(lines) == 9 and "3 more; what to do: ckptfs ls --views" in lines[-1], lines
+    assert len(lines) == 9 and "3 more; what to do: ckptfs ls -r --views" in lines[-1], lines
 
 
 def test_what_is_refused_by_itself_is_not_hidden(ckptfs, tmp_path, source, mounts):

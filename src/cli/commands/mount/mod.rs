@@ -12,19 +12,19 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::Arc;
 
 use clap::FromArgMatches;
 use clap::error::ErrorKind;
 
 use crate::cache::TraceOptions;
+use crate::clipped_text::clip;
 use crate::mount::lifecycle::{liveness, mountpoint};
 use crate::mount::stats::LogStats;
 use crate::mount::{self, MountOptions, MountSession, MountSurvey};
 use crate::private_folder::xdg_folder;
 use crate::shell_word::shell_word;
 use crate::source::{reads_stdin, shown_path};
-use crate::view::{Refusal, Survey};
+use crate::view::{RefusedView, Survey};
 
 use crate::cli::args::{Command, CommandLine, MountArgs, RememberedLoads};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
@@ -146,23 +146,35 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
 const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchanged go through \
      ckptfs too, and the kernel reads less ahead; mount as root to lift both limits";
 
-/// The files of a recipe whose refusals a mount explains itself.
-const MAX_EXPLAINED_REFUSALS: usize = 3;
+/// Maximum number of refused views that a mount explains.
+const MAX_EXPLAINED_VIEWS: usize = 3;
 
 /// The command that explains what a mount shows.
 fn list_command(args: &MountArgs) -> String {
-    let views = args.view_args.views.as_deref();
-    let views = views.map(|file| format!("--views {} ", shell_word(file))).unwrap_or_default();
+    let views = match args.view_args.views.as_deref() {
+        None => String::new(),
+        // The package gives a whole recipe.
+        Some(json) if json.as_os_str().as_encoded_bytes().starts_with(b"{") => {
+            "--views RECIPE ".to_owned()
+        }
+        Some(file) => format!("--views {} ", shell_word(file)),
+    };
     format!("ckptfs ls -r {views}{}", shell_word(&args.source))
 }
 
 /// Notes about files of a recipe that are not shown.
-fn recipe_notes(refusals: &[Arc<Refusal>], list_command: &str) -> Vec<String> {
-    let explained = refusals.iter().take(MAX_EXPLAINED_REFUSALS);
-    let mut notes: Vec<String> = explained
-        .map(|refusal| format!("not shown: {}; what to do: {}", refusal.reason, refusal.remedy))
-        .collect();
-    if let more @ 1.. = refusals.len().saturating_sub(MAX_EXPLAINED_REFUSALS) {
+fn refused_view_notes(refused: &[RefusedView], list_command: &str) -> Vec<String> {
+    let explain = |RefusedView { path, refusal }: &RefusedView| {
+        let what = match path {
+            None => "nothing of the recipe is shown: ".to_owned(),
+            Some(path) if refusal.path.ends_with(path) => "not shown: ".to_owned(),
+            // The reason names one of its sources.
+            Some(path) => format!("not shown: {path}: "),
+        };
+        clip(&format!("{what}{}; what to do: {}", refusal.reason, refusal.remedy))
+    };
+    let mut notes: Vec<String> = refused.iter().take(MAX_EXPLAINED_VIEWS).map(explain).collect();
+    if let more @ 1.. = refused.len().saturating_sub(MAX_EXPLAINED_VIEWS) {
         let are = if more == 1 { "file is" } else { "files are" };
         notes.push(format!("{more} more {are} not shown; {list_command} says why"));
     }
@@ -247,9 +259,9 @@ fn start(
     if !session.is_privileged() && args.verbose > 0 {
         notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
-    let MountSurvey { shown, recipe_refusals } = session.survey();
+    let MountSurvey { shown, refused_views } = session.survey();
     let list_command = list_command(args);
-    notes.extend(recipe_notes(recipe_refusals, &list_command));
+    notes.extend(refused_view_notes(refused_views, &list_command));
     let nothing = |survey| nothing_virtual_note(&args.source, survey, &list_command);
     notes.extend(shown.as_ref().and_then(nothing));
     tracing::info!(

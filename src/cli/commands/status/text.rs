@@ -151,10 +151,9 @@ fn virtual_files_text(mount: &MountReport, stats: &MountStats) -> String {
     match stats.virtual_files.refused {
         0 => format!("{known} listed or opened so far"),
         refused => {
-            let source = shell_text(&mount.source);
-            format!(
-                "{known} listed or opened so far, {refused} refused: ckptfs ls -r {source} says why"
-            )
+            let views = if stats.refused_views.is_empty() { "" } else { "--views RECIPE " };
+            let command = format!("ckptfs ls -r {views}{}", shell_text(&mount.source));
+            format!("{known} listed or opened so far, {refused} refused: {command} says why")
         }
     }
 }
