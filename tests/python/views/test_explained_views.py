@@ -2,7 +2,7 @@
 
 import json
 import os
-import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,14 +110,16 @@ def test_reasons_of_any_length_are_told_in_few_words(ckptfs, source, tmp_path, m
 
 def test_a_recipe_in_the_directory_that_is_mounted_over_is_read(mounts, source):
     recipe = source / "views.toml"
-    recipe.write_text(FILE.format("good", CAST))
+    dtypes = lambda: {tensor.dtype for tensor in load_file(source / "good/model.safetensors").values()}
     for threads in (2, 1):
+        recipe.write_text(FILE.format("good", CAST))
+        covered = os.open(source, os.O_RDONLY)
         mount = mounts(source, "--views", recipe, "--threads", threads, at=source)
-        assert {tensor.dtype for tensor in load_file(source / "good/model.safetensors").values()} == {torch.bfloat16}
-        # For longer than a recipe is believed.
-        for _ in range(20):
-            assert os.listdir(source / "good") == ["model.safetensors"]
-            time.sleep(0.02)
+        assert dtypes() == {torch.bfloat16}
+        Path(f"/proc/self/fd/{covered}/new.toml").write_text(FILE.format("good", CAST.replace("bfloat16", "float16")))
+        os.rename("new.toml", "views.toml", src_dir_fd=covered, dst_dir_fd=covered)
+        until("the change shows", lambda: dtypes() == {torch.float16})
+        os.close(covered)
         mount.unmount()
 
 
