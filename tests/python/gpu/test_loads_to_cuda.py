@@ -3,7 +3,6 @@
 PyTorch is the real one, on stubs of CUDA's runtime and driver.
 """
 
-import random
 import tempfile
 from pathlib import Path
 
@@ -81,7 +80,9 @@ def test_tensors_of_any_layout_are_cast_on_the_way_to_a_device(tmp_path):
     torch.save({"w": numbers(1, 12, 5)}, tmp_path / "plain.pt")
     torch.save({"w": numbers(1, 12, 5).t()}, tmp_path / "strided.pt")
     turned_round(tmp_path / "plain.pt", tmp_path / "swapped.pt", 4)
-    training.save_random_pieces(random.Random(2), tmp_path / "boxed", {"w": numbers(1, 12, 5), "b": numbers(2, 7, 3)})
+    columns = [("w", ((0, 0), (12, 2))), ("w", ((0, 2), (12, 3)))]
+    writer = training.FileSystemWriter(tmp_path / "boxed", sync_files=False)
+    training.save_pieces(writer, {"w": numbers(1, 12, 5)}, [columns])
     torch.save({f"layers.{n}.w": numbers(n, 4, 3) for n in range(3)}, tmp_path / "layers.pt")
     is_clean(run(cuda_loads.casts_of_any_layout, str(tmp_path)))
 

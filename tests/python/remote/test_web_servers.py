@@ -56,19 +56,6 @@ def test_a_server_without_listings_says_how_to_go_on(ckptfs, server, tmp_path):
     assert ckptfs("inspect", f"{url}/model-00001-of-00003.safetensors").code == DONE
 
 
-@plain
-def test_without_listings_no_file_beside_is_optional(ckptfs, server, tmp_path):
-    """There may be one, and nothing says its name."""
-    server.put("beside/model.safetensors", save({"a": torch.ones(3)}))
-    recipe = tmp_path / "views.toml"
-    file = '[[file]]\npath = "view/x.safetensors"\nfrom = ["model.safetensors"]\n'
-    for beside, code in (("", DONE), ('beside = [{ names = "config*", optional = true }]', REFUSED)):
-        recipe.write_text(file + beside)
-        checked = ckptfs("views", "check", recipe, f"{server.url}/beside")
-        assert checked.code == code, checked
-    assert "which cannot be listed" in checked.stdout and "leave `beside` out" in checked.stdout
-
-
 @webdav
 def test_an_object_is_looked_at_before_a_listing_is_asked_for(ckptfs, server):
     server.put("plain/model.safetensors", save({"a": torch.ones(3)}))
