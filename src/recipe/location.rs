@@ -27,7 +27,7 @@ const FILE_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::
 pub struct RecipeLocation {
     path: PathBuf,
     directory: Mutex<Option<Arc<OwnedFd>>>,
-    /// The directory and the name of the file itself, if the path is a link to another filesystem.
+    /// The directory and the name of the file itself, for a path that is a link to another filesystem.
     target: Option<(OwnedFd, OsString)>,
 }
 
