@@ -1,11 +1,11 @@
 //! The text of a recipe: TOML in a file, or the same in JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
 use super::beside::BesideRule;
@@ -14,6 +14,9 @@ use super::relative_path::RelativePath;
 use super::shape::{FileShape, MAX_RECIPE_BYTES, RecipeShape, check_length, check_toml_shape};
 use super::transform::Transform;
 use super::version_source::{DeltasForm, VersionSource};
+
+/// How a recipe is opened. Opening a FIFO must not wait for its writer.
+pub const RECIPE_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// What a view shows beside the files of its source.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -88,11 +91,8 @@ impl Recipe {
     /// Reads the text of a recipe, and not more than a recipe can have.
     pub fn read_text(path: &Path) -> Result<Vec<u8>, RecipeError> {
         let io_error = |error| RecipeError::Io { path: path.to_path_buf(), error };
-        // Opening a FIFO must not wait for its writer.
-        let mut options = OpenOptions::new();
-        let file =
-            options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io_error)?;
-        Recipe::read_text_of(file, path)
+        let file = openat(CWD, path, RECIPE_FLAGS, Mode::empty());
+        Recipe::read_text_of(file.map_err(|error| io_error(error.into()))?.into(), path)
     }
 
     /// The same of an open file; `path` is for messages.

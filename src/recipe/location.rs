@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
@@ -15,18 +15,15 @@ use rustix::io::Errno;
 use crate::threads::lock;
 
 use super::error::RecipeError;
-use super::file::Recipe;
+use super::file::{RECIPE_FLAGS, Recipe};
 
 const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
-/// Opening a FIFO must not wait for its writer.
-const FILE_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// The file of a recipe, in its open directory.
 #[derive(Debug)]
 pub struct RecipeLocation {
     path: PathBuf,
-    directory: Mutex<Option<Arc<OwnedFd>>>,
+    directory: Mutex<Option<OwnedFd>>,
     /// The directory and the name of the file itself, for a path that is a link to another filesystem.
     target: Option<(OwnedFd, OsString)>,
 }
@@ -39,7 +36,7 @@ impl RecipeLocation {
         let target = std::fs::canonicalize(path).ok();
         let target =
             target.and_then(|path| Some((open_parent(&path)?, path.file_name()?.to_owned())));
-        let directory = Mutex::new(open_parent(path).map(Arc::new));
+        let directory = Mutex::new(open_parent(path));
         RecipeLocation { path: path.to_path_buf(), directory, target }
     }
 
@@ -53,33 +50,32 @@ impl RecipeLocation {
 
     fn open(&self) -> Result<OwnedFd, Errno> {
         let name = self.path.file_name().unwrap_or(OsStr::new("."));
-        let directory = self.directory().ok_or(Errno::NOENT)?;
+        let mut directory = lock(&self.directory);
+        let directory = directory.as_mut().ok_or(Errno::NOENT)?;
+        self.renew(directory);
         // A link must not lead into a mount that covers it.
-        match openat2(&directory, name, FILE_FLAGS, Mode::empty(), ResolveFlags::NO_XDEV) {
+        match openat2(&*directory, name, RECIPE_FLAGS, Mode::empty(), ResolveFlags::NO_XDEV) {
             Err(Errno::XDEV | Errno::NOSYS) => {
                 let (directory, name) = self.target.as_ref().ok_or(Errno::XDEV)?;
-                openat(directory, name, FILE_FLAGS, Mode::empty())
+                openat(directory, name, RECIPE_FLAGS, Mode::empty())
             }
             opened => opened,
         }
     }
 
-    /// The directory, opened again if another one took its place. That one is on the same filesystem: a directory of another
-    /// is a mount that covers it.
-    fn directory(&self) -> Option<Arc<OwnedFd>> {
-        let mut directory = lock(&self.directory);
+    /// Opens the directory again if another one took its place. That one is on the same filesystem: a directory of another is
+    /// a mount that covers it.
+    fn renew(&self, directory: &mut OwnedFd) {
+        let Some(parent) = self.path.parent() else { return };
         // Only what the kernel has cached: it asks no filesystem, which may be the mount itself.
-        let parent = self.path.parent()?;
-        let now = openat2(CWD, parent, DIRECTORY_FLAGS, Mode::empty(), ResolveFlags::CACHED).ok();
-        if let (Some(now), Some(before)) = (now, directory.as_ref())
-            && let (Some((device, inode)), Some((old_device, old_inode))) =
-                (identity(&now), identity(before))
-            && device == old_device
-            && inode != old_inode
+        let now = openat2(CWD, parent, DIRECTORY_FLAGS, Mode::empty(), ResolveFlags::CACHED);
+        if let Ok(now) = now
+            && let (Some(new), Some(old)) = (identity(&now), identity(&*directory))
+            && new.0 == old.0
+            && new.1 != old.1
         {
-            *directory = Some(Arc::new(now));
+            *directory = now;
         }
-        directory.clone()
     }
 }
 

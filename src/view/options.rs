@@ -33,13 +33,18 @@ pub enum RecipeSource {
 }
 
 impl RecipeSource {
+    /// Whether an option is a recipe itself, in JSON.
+    pub fn is_json(option: &Path) -> bool {
+        option.as_os_str().as_encoded_bytes().starts_with(b"{")
+    }
+
     /// The source that an option names: `auto`, a file, or a recipe itself in JSON.
     pub fn from_option(option: &Path) -> Result<RecipeSource, RecipeError> {
         let text = option.as_os_str().as_encoded_bytes();
         if text == b"auto" {
             return Ok(RecipeSource::Auto);
         }
-        if text.starts_with(b"{") {
+        if RecipeSource::is_json(option) {
             let recipe = Recipe::parse_json(text, Path::new("the recipe"))?;
             return Ok(RecipeSource::Fixed(Arc::new(recipe)));
         }

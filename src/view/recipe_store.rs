@@ -27,7 +27,7 @@ const MAX_REMOTE_RECIPE_AGE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct RecipeStore {
     source: Option<RecipeSource>,
-    /// Of a recipe in a file.
+    /// Where the recipe lies, if it is a file that was named.
     location: Option<RecipeLocation>,
     state: Mutex<RecipeState>,
     /// Whether a thread reads the recipe again. A filesystem that hangs keeps only that one waiting.

@@ -24,7 +24,7 @@ use crate::mount::{self, MountOptions, MountSession, MountSurvey};
 use crate::private_folder::xdg_folder;
 use crate::shell_word::shell_word;
 use crate::source::{reads_stdin, shown_path};
-use crate::view::{RefusedView, Survey};
+use crate::view::{RecipeSource, RefusedView, Survey};
 
 use crate::cli::args::{Command, CommandLine, MountArgs, RememberedLoads};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
@@ -154,9 +154,7 @@ fn list_command(args: &MountArgs) -> String {
     let views = match args.view_args.views.as_deref() {
         None => String::new(),
         // The package gives a whole recipe.
-        Some(json) if json.as_os_str().as_encoded_bytes().starts_with(b"{") => {
-            "--views RECIPE ".to_owned()
-        }
+        Some(option) if RecipeSource::is_json(option) => "--views RECIPE ".to_owned(),
         Some(file) => format!("--views {} ", shell_word(file)),
     };
     format!("ckptfs ls -r {views}{}", shell_word(&args.source))
