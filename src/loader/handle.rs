@@ -20,7 +20,9 @@ use crate::virtual_file::{
 
 use super::error::LoadError;
 use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
-use super::memory::{BufferAlignment, FileMappings, MapRefusal, MappedTensor, TensorBuffer};
+use super::memory::{
+    BufferAlignment, FileMappings, HostTarget, MapRefusal, MappedTensor, TensorBuffer,
+};
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
 
@@ -171,9 +173,8 @@ impl OpenCheckpoint {
 
     /// Loads one tensor, or a slice of one.
     pub fn load(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
-        let mut buffer = self.allocate(tensor, BufferAlignment::default())?;
-        self.load_into([(tensor, &mut buffer[..])])?;
-        Ok(buffer)
+        let (mut buffers, _) = self.load_owned(&[tensor], &NEVER_STOP, None)?;
+        Ok(buffers.remove(0))
     }
 
     /// Loads tensors or slices, each into memory of its own.
@@ -346,9 +347,11 @@ pub fn load_many<'a>(
         return Ok(LoadReport::default());
     };
     let sink = &checkpoint.buffers;
-    let requests = requests.map(|LoadRequest { checkpoint, tensor, target }| {
-        let bytes = &tensor.bytes;
-        SinkRequest { checkpoint, tensor, bytes, target }
+    let requests = requests.map(|LoadRequest { checkpoint, tensor, target }| SinkRequest {
+        checkpoint,
+        tensor,
+        bytes: &tensor.bytes,
+        target: HostTarget::new(target),
     });
     load_with_sink(requests, sink, stop, threads)
 }
@@ -416,9 +419,10 @@ pub fn load_many_owned(
 ) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
     let buffers = tensors.iter().map(|(checkpoint, tensor)| checkpoint.allocate(tensor, alignment));
     let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-    let targets = tensors.iter().zip(buffers.iter_mut().map(|buffer| &mut buffer[..]));
-    let requests =
-        targets.map(|(&(checkpoint, tensor), target)| LoadRequest { checkpoint, tensor, target });
-    let report = load_many(requests, stop, threads)?;
+    let Some((first, _)) = tensors.first() else { return Ok(Default::default()) };
+    let requests = tensors.iter().zip(&mut buffers).map(|(&(checkpoint, tensor), buffer)| {
+        SinkRequest { checkpoint, tensor, bytes: &tensor.bytes, target: HostTarget::fresh(buffer) }
+    });
+    let report = load_with_sink(requests, &first.buffers, stop, threads)?;
     Ok((buffers, report))
 }

@@ -1,7 +1,7 @@
 //! Memory of tensors: their own, which they are read into, or their file, mapped where they lie.
 //!
 //! Fresh memory is what an owned load spends most of its time on: the system clears each page when it is first
-//! written. So large buffers are of huge pages.
+//! written. So large buffers are of huge pages, where clearing those is fast.
 //!
 //! Each file is mapped once, whole and privately, when the first of its tensors is asked for. A system allows a
 //! process few mappings, and a checkpoint may have more tensors.
@@ -15,6 +15,7 @@ use memmap2::{MmapMut, MmapRaw};
 use crate::checkpoint::{MAX_ELEMENT_BYTES, OpenOrigins, Tensor, TensorBytes};
 use crate::huge_pages;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, SourceError};
+use crate::virtual_file::Target;
 
 /// From this size on memory is mapped, and unmapped when it is dropped. Below, the program's own allocator is
 /// faster.
@@ -79,6 +80,47 @@ impl TensorBuffer {
             Allocation::Mapped(huge_pages::allocate_zeroed(len.checked_add(shift)?).ok()?, shift)
         };
         Some(TensorBuffer { allocation, len })
+    }
+}
+
+/// Host memory that a load fills.
+#[derive(Debug)]
+pub struct HostTarget<'a> {
+    bytes: &'a mut [u8],
+    /// Mapped by this crate, and nothing was written to it yet.
+    is_fresh: bool,
+}
+
+impl<'a> HostTarget<'a> {
+    /// Memory that the caller provides.
+    pub fn new(bytes: &'a mut [u8]) -> HostTarget<'a> {
+        HostTarget { bytes, is_fresh: false }
+    }
+
+    /// Memory of a buffer that was just allocated.
+    pub fn fresh(buffer: &'a mut TensorBuffer) -> HostTarget<'a> {
+        let is_fresh = matches!(buffer.allocation, Allocation::Mapped(..));
+        HostTarget { bytes: buffer, is_fresh }
+    }
+
+    /// The memory, right before it is filled.
+    pub fn prepare(&mut self) -> &mut [u8] {
+        if std::mem::take(&mut self.is_fresh) {
+            huge_pages::choose_page_size(self.bytes);
+        }
+        self.bytes
+    }
+}
+
+impl Target for HostTarget<'_> {
+    fn len(&self) -> u64 {
+        Target::len(&self.bytes)
+    }
+
+    fn split(self, at: u64) -> (Self, Self) {
+        let HostTarget { bytes, is_fresh } = self;
+        let (head, tail) = bytes.split(at);
+        (HostTarget { bytes: head, is_fresh }, HostTarget { bytes: tail, is_fresh })
     }
 }
 
@@ -241,5 +283,20 @@ mod tests {
         assert_eq!(start(5 * 4096 + 312, large, BufferAlignment::Vector), 0);
         assert_eq!(start(5 * 4096 + 320, large, BufferAlignment::Vector), 320);
         assert_eq!(start(5 * 4096 + 312, small, BufferAlignment::File) % ALIGNMENT_BYTES, 0);
+    }
+
+    #[test]
+    fn memory_that_the_caller_provides_is_left_as_it_is() {
+        let mut memory = vec![7; 3 * huge_pages::HUGE_PAGE_BYTES];
+        let (mut head, mut tail) = HostTarget::new(&mut memory).split(1);
+        assert!(head.prepare().iter().chain(tail.prepare().iter()).all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn memory_of_a_new_buffer_is_prepared_once() {
+        let mut buffer = TensorBuffer::new(3 * huge_pages::HUGE_PAGE_BYTES).unwrap();
+        let mut target = HostTarget::fresh(&mut buffer);
+        target.prepare().fill(7);
+        assert!(target.prepare().iter().all(|&byte| byte == 7));
     }
 }

@@ -14,6 +14,7 @@ use crate::threads::lock;
 use crate::virtual_file::MAX_EXTENT_BYTES;
 
 use super::error::LoadError;
+use super::memory::HostTarget;
 
 /// Bytes of a staging buffer: an extent. What is read around an extent for alignment does not lead out of it.
 pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;
@@ -92,24 +93,26 @@ impl BufferPool {
     }
 }
 
-impl Sink<&mut [u8]> for BufferPool {
+impl Sink<HostTarget<'_>> for BufferPool {
     const IS_HOST_MEMORY: bool = true;
 
-    fn host_memory<'t>(target: &'t mut &mut [u8]) -> Option<&'t mut [u8]> {
-        Some(target)
+    fn host_memory<'t>(target: &'t mut HostTarget<'_>) -> Option<&'t mut [u8]> {
+        Some(target.prepare())
     }
 
     fn stage<W>(
         &self,
         path: &Path,
         start: u64,
-        targets: &mut [(u64, &mut [u8])],
+        targets: &mut [(u64, HostTarget<'_>)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, SourceError>,
     ) -> Result<Option<W>, LoadError> {
         let staged = self.with_buffer(|buffer| {
             let filled = fill(buffer)?;
-            if filled.is_some() {
-                copy_out(buffer, start, targets);
+            if filled.is_some()
+                && let Some(mut targets) = in_place_targets::<_, BufferPool>(targets)
+            {
+                copy_out(buffer, start, &mut targets);
             }
             Ok::<_, SourceError>(filled)
         });
