@@ -14,11 +14,11 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// huge page then took 4.3 ms of processor time, and otherwise 0.2 ms.
 const MAX_CLEAR_MS: u64 = 1;
 
-/// Memory in ordinary pages before a huge page is tried again. Even if all of it is slow, another slow try takes less than
-/// one percent of its time.
+/// Memory in ordinary pages before a huge page is tried again. Another try takes 4 % of the time of so much fresh memory,
+/// or 1 % where ordinary pages are slow, too.
 const ORDINARY_BYTES: usize = 256 << 20;
 
-static CHOICE: PageSizeChoice = PageSizeChoice::new(Duration::from_millis(MAX_CLEAR_MS));
+static CHOICE: PageSizeChoice = PageSizeChoice::new(MAX_CLEAR_MS);
 
 /// Maps zeroed memory.
 pub fn allocate_zeroed(len: usize) -> std::io::Result<MmapMut> {
@@ -35,14 +35,14 @@ pub fn choose_page_size(memory: &mut [u8]) {
 /// Chooses huge pages, unless the host of this virtual machine has taken those back. The kernel makes ordinary pages of
 /// smaller pieces first, which the machine still has.
 struct PageSizeChoice {
-    max_clear_time: Duration,
+    max_clear_ms: u64,
     /// Memory that will have ordinary pages before a huge page is tried again.
     ordinary_bytes_left: AtomicUsize,
 }
 
 impl PageSizeChoice {
-    const fn new(max_clear_time: Duration) -> PageSizeChoice {
-        PageSizeChoice { max_clear_time, ordinary_bytes_left: AtomicUsize::new(0) }
+    const fn new(max_clear_ms: u64) -> PageSizeChoice {
+        PageSizeChoice { max_clear_ms, ordinary_bytes_left: AtomicUsize::new(0) }
     }
 
     fn apply(&self, memory: &mut [u8]) {
@@ -55,7 +55,7 @@ impl PageSizeChoice {
         for start in (first..memory.len()).step_by(HUGE_PAGE_BYTES) {
             let before = thread_time();
             memory[start] = std::hint::black_box(0);
-            if thread_time().saturating_sub(before) > self.max_clear_time {
+            if thread_time().saturating_sub(before) > Duration::from_millis(self.max_clear_ms) {
                 self.ordinary_bytes_left.store(ORDINARY_BYTES, Ordering::Relaxed);
                 let end = (start + HUGE_PAGE_BYTES).min(memory.len());
                 return advise_ordinary_pages(&mut memory[end..]);
@@ -125,13 +125,13 @@ mod tests {
     #[test]
     fn memory_that_is_cleared_fast_is_in_huge_pages() {
         let mut map = allocate_zeroed(MAP_BYTES).unwrap();
-        PageSizeChoice::new(Duration::MAX).apply(&mut map);
+        PageSizeChoice::new(u64::MAX).apply(&mut map);
         assert_eq!((flagged_bytes(&map, "hg"), flagged_bytes(&map, "nh")), (MAP_BYTES, 0));
     }
 
     #[test]
     fn ordinary_pages_follow_a_huge_page_that_was_cleared_slowly() {
-        let choice = PageSizeChoice::new(Duration::ZERO);
+        let choice = PageSizeChoice::new(0);
         let mut map = allocate_zeroed(MAP_BYTES).unwrap();
         choice.apply(&mut map);
         let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_huge_page_is_tried_again_after_some_ordinary_memory() {
-        let choice = PageSizeChoice::new(Duration::MAX);
+        let choice = PageSizeChoice::new(u64::MAX);
         choice.ordinary_bytes_left.store(MAP_BYTES + 1, Ordering::Relaxed);
         let ordinary_bytes = [(); 3].map(|()| {
             let mut map = allocate_zeroed(MAP_BYTES).unwrap();

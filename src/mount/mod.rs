@@ -11,25 +11,24 @@ pub mod lifecycle;
 mod memory_limit;
 mod options;
 pub mod stats;
+mod survey;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 pub use error::MountError;
-pub use lifecycle::session::{MountSession, MountSurvey};
+pub use lifecycle::session::MountSession;
 pub use memory_limit::{cgroup_limit, machine_memory};
 pub use options::{
     MAX_THREADS, MIN_MEMORY_BYTES, MIN_READAHEAD_BYTES, MountOptions, default_memory,
 };
 pub use stats::{MountStats, StatsReporter};
+pub use survey::MountSurvey;
 
 use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
 use crate::source::shown_path;
-use crate::threads::spawn;
-use crate::view::{RefusedView, Survey, View, ViewEntry};
+use crate::view::{View, ViewEntry};
 use fs::{
     BlockingPool, FilesystemState, FuseFilesystem, HandleTable, Listings, MountDescription,
     OwnerOverride,
@@ -39,9 +38,7 @@ use options::{
     CLOSED_FILES_DIVISOR, DEFAULT_THREADS, KERNEL_READAHEAD_BYTES, LISTINGS_DIVISOR,
     MIN_LISTINGS_BYTES,
 };
-
-/// How long a mount waits to know whether it shows any virtual file. Most show one in the first directory.
-const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
+use survey::RunningSurvey;
 
 /// Mounts, and returns when the mount answers.
 pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
@@ -124,64 +121,6 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     session.is_privileged = session.attached().raise_readahead(KERNEL_READAHEAD_BYTES);
     session.survey = survey.finish();
     Ok(session)
-}
-
-/// Surveys of the view that run while the mount is made.
-struct RunningSurvey {
-    results: mpsc::Receiver<SurveyResult>,
-    sender: mpsc::Sender<SurveyResult>,
-    until: Instant,
-}
-
-enum SurveyResult {
-    Shown(Option<Survey>),
-    Refused(RefusedView),
-}
-
-impl RunningSurvey {
-    fn start(view: &Arc<View>) -> RunningSurvey {
-        let (sender, results) = mpsc::channel();
-        let survey = RunningSurvey { results, sender, until: Instant::now() + SURVEY_TIMEOUT };
-        survey.spawn(view, |view, until, send| send(SurveyResult::Shown(view.survey(until))));
-        survey
-    }
-
-    /// Looks up the files of the recipe, too. The mount itself must be excluded by then.
-    fn look_up_recipe(&self, view: &Arc<View>) {
-        self.spawn(view, |view, until, send| {
-            view.find_refused_views(until, |refused| send(SurveyResult::Refused(refused)));
-        });
-    }
-
-    /// Runs work on a thread that may outlive this. Without a thread there is no result.
-    fn spawn(
-        &self,
-        view: &Arc<View>,
-        work: impl FnOnce(&View, Instant, &dyn Fn(SurveyResult)) + Send + 'static,
-    ) {
-        let (view, until, sender) = (Arc::clone(view), self.until, self.sender.clone());
-        // Sending fails if the mount was not made, or did not wait.
-        let work = move || work(&view, until, &|result| drop(sender.send(result)));
-        let _ = spawn("ckptfs survey", work);
-    }
-
-    /// The results that come in time.
-    fn finish(self) -> MountSurvey {
-        let RunningSurvey { results, sender, until } = self;
-        drop(sender);
-        let mut survey = MountSurvey::default();
-        let next = || {
-            let remaining = until.saturating_duration_since(Instant::now());
-            results.recv_timeout(remaining).ok()
-        };
-        while let Some(result) = next() {
-            match result {
-                SurveyResult::Shown(shown) => survey.shown = shown,
-                SurveyResult::Refused(refused) => survey.refused_views.push(refused),
-            }
-        }
-        survey
-    }
 }
 
 /// Refuses a single file that is no checkpoint. A file that the view shows as it is was not parsed yet.

@@ -18,16 +18,7 @@ use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
 use crate::mount::stats::{MountStats, StatsReporter};
-use crate::view::{RefusedView, Survey};
-
-/// What a mount showed when it was made. What was not known in time is missing.
-#[derive(Debug, Default)]
-pub struct MountSurvey {
-    /// What it shows of checkpoints.
-    pub shown: Option<Survey>,
-    /// Files of its recipe that are not shown.
-    pub refused_views: Vec<RefusedView>,
-}
+use crate::mount::survey::MountSurvey;
 
 /// A mount that this process serves. Dropping it detaches it.
 pub struct MountSession {
