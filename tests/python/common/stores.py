@@ -66,9 +66,13 @@ class Store:
     keys_that_are_no_paths = ["/twice", "../b", "new\nline"]
 
     def __init__(self, server, port):
-        self.server, self.server_port = server, port
-        self.proxy = start(find_proxy(), f"http://127.0.0.1:{port}")
-        self.port = int(self.proxy.stdout.readline())
+        self.server, self.server_port, self.proxy = server, port, None
+        try:
+            self.proxy = start(find_proxy(), f"http://127.0.0.1:{port}")
+            self.port = int(self.proxy.stdout.readline())
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def address(self):
