@@ -55,32 +55,35 @@ def make_models(folder):
 
 def measure_loads(measuring, folder, plain, enabled):
     """Rows with their runs: the directory itself, in an environment without ckptfs, beside the mount or the directory
-    in the enabled one."""
+    in the enabled one. The second load of a file is another process's."""
     model, tiny = folder / "model", folder / "tiny"
     network, tiny_network = folder / "unet", folder / "tiny-unet"
     from_pretrained, from_diffusers = (
         load(f"{workloads.__name__}:{name}") for name in ("from_pretrained", "unet_from_pretrained")
     )
+    load_file = load("safetensors")
     cases = {
-        "transformers' `from_pretrained`": (from_pretrained, model, tiny, measuring.point),
-        "`load_file` and touch": (load("safetensors"), model, tiny, measuring.virtual_file),
-        "diffusers' `from_pretrained`": (from_diffusers, network, tiny_network, measuring.point),
-        "the directory itself, `load_file` and touch": (load("safetensors"), model, tiny, None),
+        "transformers' `from_pretrained`": (from_pretrained, model, tiny, measuring.point, 1),
+        "`load_file` and touch": (load_file, model, tiny, measuring.virtual_file, 1),
+        "`load_file` and touch, again": (load_file, model, tiny, measuring.virtual_file, 2),
+        "diffusers' `from_pretrained`": (from_diffusers, network, tiny_network, measuring.point, 1),
+        "the directory itself, `load_file` and touch": (load_file, model, tiny, None, 1),
     }
-    for title, (request, source, warm_up, mounted_path) in cases.items():
-        prepare = partial(measuring.warm, source)
+    for title, (request, source, warm_up, mounted_path, count) in cases.items():
 
-        def time_side(python, path, source=None, request=request, warm_up=warm_up, prepare=prepare):
+        def time_side(python, path, mounted_source, request=request, source=source, warm_up=warm_up, count=count):
+            measuring.warm(source)
             # Mounted before the program starts, as a user's mount is.
-            with measuring.mounted(source) if source else nullcontext():
-                timing, result = measuring.run(request, path, warm_up, prepare=prepare, python=python)
+            with measuring.mounted(mounted_source) if mounted_source else nullcontext():
+                for _ in range(count):
+                    timing, result = measuring.run(request, path, warm_up, prepare=measuring.refill, python=python)
             return timing["seconds"], result
 
-        sides = {"plain": partial(time_side, plain.python, source)}
+        sides = {"plain": partial(time_side, plain.python, source, None)}
         if mounted_path:
             sides["enabled"] = partial(time_side, enabled.python, mounted_path, source)
         else:
-            sides["enabled"] = partial(time_side, enabled.python, source)
+            sides["enabled"] = partial(time_side, enabled.python, source, None)
         yield title, measuring.compare(sides)
 
 

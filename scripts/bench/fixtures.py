@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfs.bench import page_cache
-from ckptfs.bench.schedule import rotate
+from ckptfs.bench.schedule import take_turns
 from ckptfs.bench.usage import memory, processor_seconds
 
 from bench import REPOSITORY
@@ -83,7 +83,7 @@ def first_byte(path):
 def alternate(names, measure, runs=RUNS):
     """What each name took, run by run, measured in turn."""
     found = [{} for _ in range(runs)]
-    for run, name in rotate(names, runs):
+    for run, name in take_turns(names, runs):
         found[run][name] = measure(name)
     return [{name: one[name] for name in names} for one in found]
 

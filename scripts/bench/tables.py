@@ -257,7 +257,7 @@ TABLES = {
     "enabled": PageTable("enabled", (
         label("cached, after `ckptfs enable`"), label("free memory", place=1), median("directory s", "plain"),
         median("enabled s", "enabled"), spreads("ratio: median (least to most)", ratios("enabled", "plain")),
-        ("target", lambda row, rows: "1.1"),
+        ("target", lambda row, rows: "1.0" if row["row"][0].endswith("again") else "1.1"),
     )),
     "enabled-start": PageTable("enabled", (
         label("start of an interpreter"), median("ms", "plain", 2, 1000), median("enabled, ms", "enabled", 2, 1000),

@@ -6,7 +6,7 @@ import shutil
 from typing import NamedTuple
 
 from ckptfs.bench import page_cache
-from ckptfs.bench.schedule import rotate
+from ckptfs.bench.schedule import take_turns
 from ckptfs.bench.tables import fault_line
 
 from gpu_check import models
@@ -186,7 +186,7 @@ def failure_result(entry):
 def measure_in_turn(job, workers, entries, part, title, state, files, size):
     """Measures the entries in turn, each round begun by another."""
     seconds_by_entry, peaks, faults, eviction_method, last_run = {}, {}, {}, None, 0
-    for run, entry in rotate(entries, job.runs):
+    for run, entry in take_turns(entries, job.runs):
         if run != last_run and job.is_out_of_time(f"{part}: {title}, {state}: rounds {run + 1} to {job.runs}"):
             break
         last_run = run

@@ -31,11 +31,16 @@ class Case(NamedTuple):
         return self.mount.seconds if loader in MOUNTED else self.daemon
 
 
-def rotate(names, runs):
-    """Pairs of a run and a name: all names in each run, each run begun by another."""
+def take_turns(names, runs):
+    """Pairs of a run and a name: all names in each run. A load may free memory that makes the next one faster. So over the
+    runs each name comes first, and follows each other one, equally often (a Williams design)."""
+    count = len(names)
+    # 0, 1, -1, 2, -2 and so on. An odd number of names needs each order backwards, too.
+    offsets = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
     for run in range(runs):
-        turn = run % max(1, len(names))
-        yield from ((run, name) for name in names[turn:] + names[:turn])
+        shift, backwards = divmod(run, 2) if count % 2 else (run, 0)
+        order = [names[(shift + offset) % count] for offset in offsets]
+        yield from ((run, name) for name in (reversed(order) if backwards else order))
 
 
 def verify(process, case, loaders, progress):
@@ -73,7 +78,7 @@ def measure(process, case, loaders, runs, clear, progress):
     """The results of each loader, and notes. With `clear`, which is called before each load, nothing is cached and
     daemons are new. A loader that fails is an error if it is ours, and else left out with a note."""
     results, notes, state = {loader: [] for loader in loaders}, [], "cold" if clear else "cached"
-    for run, loader in rotate(loaders, runs):
+    for run, loader in take_turns(loaders, runs):
         progress(f"{state}: {loader}, {run + 1} of {runs}")
         if loader not in results:
             continue

@@ -4,10 +4,13 @@ import json
 import os
 import re
 import sys
+from collections import Counter
+from itertools import pairwise, permutations
 from xml.etree import ElementTree
 
 import pytest
 
+from ckptfs.bench.schedule import take_turns
 from program import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
@@ -289,6 +292,19 @@ def test_compared_programs_take_turns():
     runs = fixtures.alternate(["a", "b"], lambda way: order.append(way) or len(order), 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert runs == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}] and list(runs[1]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_each_compared_program_follows_each_other_one_equally_often(count):
+    names = [str(number) for number in range(count)]
+    runs = count * (1 + count % 2)
+    orders = [[] for _ in range(runs)]
+    for run, name in take_turns(names, runs):
+        orders[run].append(name)
+    assert all(sorted(order) == names for order in orders)
+    assert Counter(order[0] for order in orders) == dict.fromkeys(names, runs // count)
+    following = Counter(pair for order in orders for pair in pairwise(order))
+    assert following == dict.fromkeys(permutations(names, 2), runs // count)
 
 
 def test_results_without_a_page_are_not_kept(monkeypatch):
