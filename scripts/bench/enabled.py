@@ -55,13 +55,18 @@ def make_models(folder):
 
 def measure_loads(measuring, folder, plain, enabled):
     """Rows with their runs: the directory itself, in an environment without ckptfs, beside the mount or the directory
-    in the enabled one. The second load of a file is another process's."""
+    in the enabled one. A row "again" is of a second process that loads the same file."""
     model, tiny = folder / "model", folder / "tiny"
     network, tiny_network = folder / "unet", folder / "tiny-unet"
     from_pretrained, from_diffusers = (
         load(f"{workloads.__name__}:{name}") for name in ("from_pretrained", "unet_from_pretrained")
     )
     load_file = load("safetensors")
+
+    def prepare_again():
+        measuring.ballast.take()
+        measuring.refill()
+
     cases = {
         "transformers' `from_pretrained`": (from_pretrained, model, tiny, measuring.point, 1),
         "`load_file` and touch": (load_file, model, tiny, measuring.virtual_file, 1),
@@ -72,11 +77,10 @@ def measure_loads(measuring, folder, plain, enabled):
     for title, (request, source, warm_up, mounted_path, count) in cases.items():
 
         def time_side(python, path, mounted_source, request=request, source=source, warm_up=warm_up, count=count):
-            measuring.warm(source)
             # Mounted before the program starts, as a user's mount is.
             with measuring.mounted(mounted_source) if mounted_source else nullcontext():
-                for _ in range(count):
-                    timing, result = measuring.run(request, path, warm_up, prepare=measuring.refill, python=python)
+                for prepare in [partial(measuring.warm, source), prepare_again][:count]:
+                    timing, result = measuring.run(request, path, warm_up, prepare=prepare, python=python)
             return timing["seconds"], result
 
         sides = {"plain": partial(time_side, plain.python, source, None)}

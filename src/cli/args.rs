@@ -4,16 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::checkpoint::ParseOptions;
 use crate::recipe::{self, CastRule, GlobRule, RenameRule, Transform};
-use crate::source;
-use crate::view::{KeepRules, RecipeSource, ViewOptions};
 
-use super::error::{CommandError, EXIT_USAGE, ErrorFormat};
+use super::error::ErrorFormat;
 use super::help_text;
 #[cfg(feature = "mount")]
 use super::option_values;
 use super::store_args::StoreArgs;
+use super::view_args::{ParseArgs, ViewArgs};
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 #[derive(Debug, Parser)]
@@ -112,34 +110,6 @@ pub struct LsArgs {
     pub view_args: ViewArgs,
     #[command(flatten)]
     pub store_args: StoreArgs,
-}
-
-/// What a view shows, and how its checkpoints are parsed.
-#[derive(Debug, clap::Args)]
-pub struct ViewArgs {
-    /// Show original files beside their virtual files
-    #[arg(long)]
-    pub show_originals: bool,
-    /// Show matching files as they are (repeatable)
-    #[arg(long, value_name = "GLOB")]
-    pub keep: Vec<String>,
-    /// Also show a recipe's files; auto is the source's .ckptfs.toml
-    #[arg(long, value_name = "FILE")]
-    pub views: Option<PathBuf>,
-    #[command(flatten)]
-    pub parse_args: ParseArgs,
-}
-
-impl ViewArgs {
-    pub fn to_options(&self) -> Result<ViewOptions, CommandError> {
-        let ViewArgs { show_originals, keep, views, parse_args } = self;
-        let keep = KeepRules::new(keep).map_err(|e| {
-            CommandError::new(EXIT_USAGE, e, "write it as a shell does: optimizer*")
-        })?;
-        let recipe = views.as_deref().map(RecipeSource::from_option).transpose()?;
-        let parse = parse_args.to_options();
-        Ok(ViewOptions { parse, show_originals: *show_originals, keep, recipe })
-    }
 }
 
 /// Describe a checkpoint: tensors, choices, omissions and refusals
@@ -322,39 +292,6 @@ pub enum RememberedLoads {
     All,
     /// No loads at all
     None,
-}
-
-/// How checkpoints are parsed.
-#[derive(Debug, clap::Args)]
-pub struct ParseArgs {
-    /// Select this state dict, such as state_dict_ema
-    #[arg(long, value_name = "KEY")]
-    pub root: Option<String>,
-    /// Leave out what cannot be shown, instead of refusing
-    #[arg(long)]
-    pub allow_partial: bool,
-    /// Follow links and index entries out of the directory
-    #[arg(long)]
-    pub follow_symlinks: bool,
-    /// Refuse per-rank files unless they are of N ranks
-    #[arg(long, value_name = "N")]
-    pub ranks: Option<u32>,
-    /// Base of a trainer's first delta
-    #[arg(long, value_name = "PATH")]
-    pub delta_base: Option<PathBuf>,
-}
-
-impl ParseArgs {
-    pub fn to_options(&self) -> ParseOptions {
-        let ParseArgs { root, allow_partial, follow_symlinks, ranks, delta_base } = self;
-        ParseOptions {
-            root_key: root.clone(),
-            allow_partial: *allow_partial,
-            follow_symlinks: *follow_symlinks,
-            ranks: *ranks,
-            delta_base: delta_base.as_deref().map(source::absolute_path),
-        }
-    }
 }
 
 /// Mount checkpoints as .safetensors files that any program reads

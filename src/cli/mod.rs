@@ -22,6 +22,7 @@ mod store_args;
 mod stuck_path_check;
 mod terminal_text;
 pub(crate) mod usage_error;
+mod view_args;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -420,9 +420,14 @@ pub fn load_many_owned(
     let buffers = tensors.iter().map(|(checkpoint, tensor)| checkpoint.allocate(tensor, alignment));
     let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let Some((first, _)) = tensors.first() else { return Ok(Default::default()) };
-    let requests = tensors.iter().zip(&mut buffers).map(|(&(checkpoint, tensor), buffer)| {
-        SinkRequest { checkpoint, tensor, bytes: &tensor.bytes, target: HostTarget::fresh(buffer) }
-    });
+    let requests =
+        tensors.iter().zip(&mut buffers).map(|(&(checkpoint, tensor), buffer)| SinkRequest {
+            checkpoint,
+            tensor,
+            bytes: &tensor.bytes,
+            target: HostTarget::for_new_buffer(buffer),
+        });
     let report = load_with_sink(requests, &first.buffers, stop, threads)?;
+    buffers.iter().for_each(TensorBuffer::advise_huge_pages);
     Ok((buffers, report))
 }

@@ -1,7 +1,7 @@
 //! Memory of tensors: their own, which they are read into, or their file, mapped where they lie.
 //!
 //! Fresh memory is what an owned load spends most of its time on: the system clears each page when it is first
-//! written. So large buffers are of huge pages, where clearing those is fast.
+//! written. So large buffers use huge pages as long as clearing them is fast.
 //!
 //! Each file is mapped once, whole and privately, when the first of its tensors is asked for. A system allows a
 //! process few mappings, and a checkpoint may have more tensors.
@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapRaw};
 
 use crate::checkpoint::{MAX_ELEMENT_BYTES, OpenOrigins, Tensor, TensorBytes};
 use crate::huge_pages;
@@ -81,6 +81,13 @@ impl TensorBuffer {
         };
         Some(TensorBuffer { allocation, len })
     }
+
+    /// Advises huge pages again after the load, for what has ordinary ones: the kernel may join those later.
+    pub fn advise_huge_pages(&self) {
+        if let Allocation::Mapped(map, _) = &self.allocation {
+            let _ = map.advise(Advice::HugePage);
+        }
+    }
 }
 
 /// Host memory that a load fills.
@@ -97,13 +104,14 @@ impl<'a> HostTarget<'a> {
         HostTarget { bytes, is_fresh: false }
     }
 
-    /// Memory of a buffer that was just allocated.
-    pub fn fresh(buffer: &'a mut TensorBuffer) -> HostTarget<'a> {
+    /// Memory of a new buffer, to which nothing was written.
+    pub fn for_new_buffer(buffer: &'a mut TensorBuffer) -> HostTarget<'a> {
         let is_fresh = matches!(buffer.allocation, Allocation::Mapped(..));
         HostTarget { bytes: buffer, is_fresh }
     }
 
-    /// The memory, right before it is filled.
+    /// Returns the memory to fill. The first call chooses the page size of fresh memory, and may write zeros: it comes before
+    /// any byte is filled.
     pub fn prepare(&mut self) -> &mut [u8] {
         if std::mem::take(&mut self.is_fresh) {
             huge_pages::choose_page_size(self.bytes);
@@ -286,17 +294,20 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_caller_provides_is_left_as_it_is() {
-        let mut memory = vec![7; 3 * huge_pages::HUGE_PAGE_BYTES];
-        let (mut head, mut tail) = HostTarget::new(&mut memory).split(1);
-        assert!(head.prepare().iter().chain(tail.prepare().iter()).all(|&byte| byte == 7));
+    fn the_parts_of_a_new_buffer_are_fresh_until_they_are_prepared() {
+        let mut buffer = TensorBuffer::new(3 * huge_pages::HUGE_PAGE_BYTES).unwrap();
+        let (mut head, tail) = HostTarget::for_new_buffer(&mut buffer).split(1);
+        head.prepare()[0] = 7;
+        assert_eq!((head.is_fresh, tail.is_fresh), (false, true));
+        assert_eq!(head.prepare(), [7]);
     }
 
     #[test]
-    fn memory_of_a_new_buffer_is_prepared_once() {
-        let mut buffer = TensorBuffer::new(3 * huge_pages::HUGE_PAGE_BYTES).unwrap();
-        let mut target = HostTarget::fresh(&mut buffer);
-        target.prepare().fill(7);
-        assert!(target.prepare().iter().all(|&byte| byte == 7));
+    fn only_new_mapped_memory_is_fresh() {
+        let mut memory = vec![7; 3 * huge_pages::HUGE_PAGE_BYTES];
+        let mut target = HostTarget::new(&mut memory);
+        assert!(!target.is_fresh && target.prepare().iter().all(|&byte| byte == 7));
+        let mut small = TensorBuffer::new(MIN_MAPPED_BYTES - 1).unwrap();
+        assert!(!HostTarget::for_new_buffer(&mut small).is_fresh);
     }
 }

@@ -24,7 +24,7 @@ pub trait Sink<T>: Sync {
     /// Whether reads can fill every target, so that extents need not fit in a staging buffer.
     const IS_HOST_MEMORY: bool = false;
 
-    /// The memory of a target, if reads can fill it.
+    /// The memory of a target, if reads can fill it. The first call may write zeros.
     fn host_memory(target: &mut T) -> Option<&mut [u8]>;
 
     /// Fills a staging buffer and copies it out to the targets. The buffer has [`BUFFER_BYTES`], is aligned for
@@ -109,10 +109,10 @@ impl Sink<HostTarget<'_>> for BufferPool {
     ) -> Result<Option<W>, LoadError> {
         let staged = self.with_buffer(|buffer| {
             let filled = fill(buffer)?;
-            if filled.is_some()
-                && let Some(mut targets) = in_place_targets::<_, BufferPool>(targets)
-            {
-                copy_out(buffer, start, &mut targets);
+            if filled.is_some() {
+                for (at, target) in targets {
+                    copy_out(buffer, start, &mut [(*at, target.prepare())]);
+                }
             }
             Ok::<_, SourceError>(filled)
         });

@@ -1,4 +1,4 @@
-//! Finds out what a mount shows, while it is made.
+//! Surveys of what a mount shows, which run while it is made.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

@@ -32,8 +32,9 @@ class Case(NamedTuple):
 
 
 def take_turns(names, runs):
-    """Pairs of a run and a name: all names in each run. A load may free memory that makes the next one faster. So over the
-    runs each name comes first, and follows each other one, equally often (a Williams design)."""
+    """Yields pairs of a run and a name: every name once a run, in the orders of a Williams design. After as many runs as
+    there are names, or twice as many if that is odd, each name was first equally often. So was each followed by each
+    other one within a run: a load may free memory that makes the next one faster."""
     count = len(names)
     # 0, 1, -1, 2, -2 and so on. An odd number of names needs each order backwards, too.
     offsets = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]

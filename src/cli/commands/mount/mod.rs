@@ -24,7 +24,7 @@ use crate::mount::{self, MountOptions, MountSession, MountSurvey};
 use crate::private_folder::xdg_folder;
 use crate::shell_word::shell_word;
 use crate::source::{reads_stdin, shown_path};
-use crate::view::{RecipeSource, RefusedView, Survey};
+use crate::view::{RefusedView, Survey};
 
 use crate::cli::args::{Command, CommandLine, MountArgs, RememberedLoads};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
@@ -151,13 +151,9 @@ const MAX_EXPLAINED_VIEWS: usize = 3;
 
 /// The command that explains what a mount shows.
 fn list_command(args: &MountArgs) -> String {
-    let views = match args.view_args.views.as_deref() {
-        None => String::new(),
-        // The package gives a whole recipe.
-        Some(option) if RecipeSource::is_json(option) => "--views RECIPE ".to_owned(),
-        Some(file) => format!("--views {} ", shell_word(file)),
-    };
-    format!("ckptfs ls -r {views}{}", shell_word(&args.source))
+    let options = args.view_args.to_shell_options().join(" ");
+    let space = if options.is_empty() { "" } else { " " };
+    format!("ckptfs ls -r{space}{options} {}", shell_word(&args.source))
 }
 
 /// Notes about files of a recipe that are not shown.
