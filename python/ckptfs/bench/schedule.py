@@ -38,9 +38,11 @@ def take_turns(names, runs):
     count = len(names)
     # 0, 1, -1, 2, -2 and so on. An odd number of names needs each order backwards, too.
     offsets = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
+    # The first run has them in their own order.
+    name_at = {offset % count: name for offset, name in zip(offsets, names)}
     for run in range(runs):
         shift, backwards = divmod(run, 2) if count % 2 else (run, 0)
-        order = [names[(shift + offset) % count] for offset in offsets]
+        order = [name_at[(shift + offset) % count] for offset in offsets]
         yield from ((run, name) for name in (reversed(order) if backwards else order))
 
 
