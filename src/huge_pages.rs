@@ -26,8 +26,13 @@ static CHOICE: PageSizeChoice = PageSizeChoice::new(MAX_CLEAR_MS);
 /// Maps zeroed memory.
 pub fn allocate_zeroed(len: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(len)?;
-    let _ = map.advise(Advice::HugePage);
+    advise(&map);
     Ok(map)
+}
+
+/// Advises huge pages. The kernel may later join ordinary ones that are there already.
+pub fn advise(map: &MmapMut) {
+    let _ = map.advise(Advice::HugePage);
 }
 
 /// Chooses the page size of a part of a mapping, before the first byte is written. Writes a zero into each huge page until

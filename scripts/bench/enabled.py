@@ -62,11 +62,6 @@ def measure_loads(measuring, folder, plain, enabled):
         load(f"{workloads.__name__}:{name}") for name in ("from_pretrained", "unet_from_pretrained")
     )
     load_file = load("safetensors")
-
-    def prepare_again():
-        measuring.ballast.take()
-        measuring.refill()
-
     cases = {
         "transformers' `from_pretrained`": (from_pretrained, model, tiny, measuring.point, 1),
         "`load_file` and touch": (load_file, model, tiny, measuring.virtual_file, 1),
@@ -76,18 +71,16 @@ def measure_loads(measuring, folder, plain, enabled):
     }
     for title, (request, source, warm_up, mounted_path, count) in cases.items():
 
-        def time_side(python, path, mounted_source, request=request, source=source, warm_up=warm_up, count=count):
+        def time_side(python, mounted_path=None, request=request, source=source, warm_up=warm_up, count=count):
             # Mounted before the program starts, as a user's mount is.
-            with measuring.mounted(mounted_source) if mounted_source else nullcontext():
-                for prepare in [partial(measuring.warm, source), prepare_again][:count]:
-                    timing, result = measuring.run(request, path, warm_up, prepare=prepare, python=python)
+            with measuring.mounted(source) if mounted_path else nullcontext():
+                for prepare in [partial(measuring.warm, source), measuring.ballast.take][:count]:
+                    timing, result = measuring.run(
+                        request, mounted_path or source, warm_up, prepare=prepare, python=python
+                    )
             return timing["seconds"], result
 
-        sides = {"plain": partial(time_side, plain.python, source, None)}
-        if mounted_path:
-            sides["enabled"] = partial(time_side, enabled.python, mounted_path, source)
-        else:
-            sides["enabled"] = partial(time_side, enabled.python, source, None)
+        sides = {"plain": partial(time_side, plain.python), "enabled": partial(time_side, enabled.python, mounted_path)}
         yield title, measuring.compare(sides)
 
 

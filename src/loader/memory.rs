@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
-use memmap2::{Advice, MmapMut, MmapRaw};
+use memmap2::{MmapMut, MmapRaw};
 
 use crate::checkpoint::{MAX_ELEMENT_BYTES, OpenOrigins, Tensor, TensorBytes};
 use crate::huge_pages;
@@ -82,10 +82,10 @@ impl TensorBuffer {
         Some(TensorBuffer { allocation, len })
     }
 
-    /// Advises huge pages again after the load, for what has ordinary ones: the kernel may join those later.
+    /// Advises huge pages again after the load.
     pub fn advise_huge_pages(&self) {
         if let Allocation::Mapped(map, _) = &self.allocation {
-            let _ = map.advise(Advice::HugePage);
+            huge_pages::advise(map);
         }
     }
 }
